@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, and its siblings, such as NAU, NMU and iNALU: fused for PyTorch.
+"""Neural Power Unit, a layer that learns products and powers, fused for PyTorch; equations of data.
 
     >>> import torch
     >>> from npu_kernels import NAU, NPU
@@ -6,7 +6,9 @@
     >>> model(torch.rand(100, 2)).shape
     torch.Size([100, 4])
 
-The layer of Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020; not an accelerator.
+`layers` has NPU and its siblings, such as NAU, NMU and iNALU. `NPURegressor` finds the equation of
+a table, `ode.fit` the differential equations of a time series. An NPU here is the layer of Heim,
+Pevny, Smidl, "Neural Power Units", NeurIPS 2020, not an accelerator.
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -1,7 +1,7 @@
 """Check of this installation: ``python -m npu_kernels.certify``.
 
-Takes every layer's function on every backend that runs here, each instruction set of the CPU by
-itself. A Neural Power Unit, a layer of products and quotients, is one of them (``npu``). It checks
+It checks the function of every layer on every backend that runs here, on the CPU once for each
+instruction set. A Neural Power Unit is a layer here (``npu``). It compares
 
 - values and gradients in float64 and float32 against ``npu_kernels.reference`` in float64: numbers
   of rows and features that are 0, 1, odd, and more than a SIMD vector; one model and three;
@@ -33,7 +33,7 @@ from npu_kernels._operators import cpu, dispatch, ops
 __all__ = ["Place", "check_derivatives", "check_values", "main", "places"]
 
 SIZES = (0, 3, 2), (1, 1, 1), (3, 5, 7), (17, 17, 15), (33, 16, 31), (5, 48, 49)  # rows, in, out
-# The largest relative error in float64; in float32 so many times the eager formula's, and some
+# The largest relative error in float64; in float32 so many times the eager error, and some
 # units of rounding. A maximum depends on chance: the tests of the package allow less.
 ROUNDING64, TIMES32, ULPS32 = 5e-13, 4, 16
 # torch's own defaults let an error of one part in a thousand pass.
@@ -221,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m npu_kernels.certify",
         description="Check every layer on every backend of this machine: values and gradients"
-        " against the eager formulas, derivatives against finite differences.",
+        " against the eager implementation, derivatives against finite differences.",
     )
     parser.parse_args(arguments)
     runs, absent = places()

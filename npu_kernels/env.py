@@ -1,4 +1,4 @@
-"""Versions, devices and backends that npu_kernels has here: ``python -m npu_kernels.env``."""
+"""Versions, devices and backends of this installation: ``python -m npu_kernels.env``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["environment"]
 
 
 def processor() -> str:
-    """The processor's name as the system gives it."""
+    """Return the processor's name from the operating system."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -16,11 +16,11 @@ that cannot run.
 
 Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model
 dimension. They also compute under one level of `torch.func.grad`, `grad_and_value` or `vjp`. Under
-deeper levels, the other `torch.func` transforms and forward-mode differentiation the eager formulas
-do, so that every mode is correct. On the CPU the NPU's tangents are computed by a kernel
-unless they must be differentiable. `torch.jit.trace` records the eager formulas too, which
-have derivatives wherever the traced module runs. `torch.fx.symbolic_trace` records each function as
-one call.
+deeper levels, other `torch.func` transforms and forward-mode differentiation the eager
+implementation computes, so that every mode is correct. On the CPU the NPU's tangents are computed
+by a kernel unless they must be differentiable. `torch.jit.trace` records the eager implementation,
+which has derivatives wherever the traced module runs. `torch.fx.symbolic_trace` records each
+function as one call.
 """
 
 from __future__ import annotations
@@ -85,14 +85,15 @@ def npu(
 
     Precision: float32 on the CPU is as accurate as the formula, unless the float32 matmul precision
     (`torch.set_float32_matmul_precision`, ``torch.backends.mkldnn.matmul.fp32_precision``) allows
-    bfloat16 products. If the processor has them, layers with at least about 32 inputs and 64 rows
-    then use them. The setting is read each time a forward or backward kernel runs, also in
-    functions that were compiled earlier.
+    bfloat16 products. In that case layers with at least about 32 inputs and 64 rows use bfloat16
+    products, if the processor supports them. The setting is read each time a forward or backward
+    kernel runs, also in functions that were compiled earlier.
 
     Derivatives of every order are those of the formula, to the precision above. On the CPU the
     first two, and tangents of forward mode, are fused. On a GPU the first is fused, and the second
     is a closed form. Others are eager. torch does not support a double backward through a function
-    that `torch.compile` compiled; compile the gradient's computation instead.
+    that `torch.compile` compiled. Instead compile a function that computes the first derivative,
+    for example with `torch.func.grad`.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
 
@@ -118,10 +119,11 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight: ``[O, I]`` or ``[K, O, I]``.
-        clip: clip the weight to [-1, 1] as the paper defines; false is what its authors ran.
+        clip: clip the weight to [-1, 1], as "Neural Power Units" defines; the code of its authors
+            does not clip.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. A matrix product: torch's own, except that small layers
-    on the CPU have kernels, which cost a fraction of torch's calls.
+    Returns ``[..., O]`` or ``[K, ..., O]``, computed by torch's matmul, or by kernels for small
+    layers on the CPU.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen,
     ICLR 2020.
@@ -142,7 +144,7 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight: ``[O, I]`` or ``[K, O, I]``.
-        clip: clip the weight to [0, 1] as the paper defines; false uses it as it is.
+        clip: clip the weight to [0, 1], as "Neural Power Units" defines.
 
     Returns ``[..., O]`` or ``[K, ..., O]``.
 
@@ -164,7 +166,7 @@ def nmru(
 ) -> Tensor:
     """Neural Multiplicative Reciprocal Unit, a layer that also divides.
 
-    It is the `nmu` of ``x' = [x, 1 / (x + eps)]``.
+    It is the `nmu` of ``x' = [x, 1 / (x + eps)]``. The argument `sign` selects one of two formulas:
 
         "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)
         "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi)
@@ -217,8 +219,8 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight, mask: ``[O, I]`` or ``[K, O, I]``.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. A matrix product: torch's own, except that small layers
-    on the CPU have kernels. The weights and their gradients have kernels at every size there.
+    Returns ``[..., O]`` or ``[K, ..., O]``, computed by torch's matmul, or by kernels for small
+    layers on the CPU. The weights and their gradients have kernels at every size there.
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power
     Units".
@@ -242,18 +244,21 @@ def nalu(
 ) -> Tensor:
     """Neural Arithmetic Logic Unit, a layer.
 
-        a = nac(x)      m = exp(nac(log(|x| + eps)))      g = sigmoid(G x + bias)
+        a = nac(x)      m = exp(nac(log(|x| + eps)))      g = sigmoid(gate_weight x + gate_bias)
         y = g a + (1 - g) m
+
+    Both `nac` have the same weight and mask.
 
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight, mask, gate_weight: ``[O, I]`` or ``[K, O, I]``.
-        gate_bias: ``[O]`` or ``[K, O]``. None is the paper's formula; the authors' code has a bias.
+        gate_bias: ``[O]`` or ``[K, O]``. "Neural Power Units" has none; the code of its authors
+            has one.
         eps: added to ``|x|``, as published.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, where ``1 - g`` has no
-    cancellation. m does not depend on the sign of x. Its values easily overflow float32: the
-    authors computed this layer in float64.
+    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU; the kernels compute
+    ``1 - g`` without cancellation. m does not depend on the sign of x. Its values easily overflow
+    float32: the authors computed this layer in float64.
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural
     Power Units".
@@ -284,13 +289,15 @@ def inalu(
         a = nac(x)                                     with weight_add, mask_add
         W = tanh(weight_mul) * sigmoid(mask_mul)
         m = exp(min(W log(max(|x|, eps)), omega))
-        s_o = prod_i (sign(x_i) |W_oi| + 1 - |W_oi|)   g = sigmoid(G x)
+        s_o = prod_i (sign(x_i) |W_oi| + 1 - |W_oi|)   g = sigmoid(gate_weight x)
         y = g a + (1 - g) m s
+
+    `nac` is the Neural Accumulator of this module.
 
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight_add, mask_add, weight_mul, mask_mul, gate_weight: ``[O, I]`` or ``[K, O, I]``.
-        eps: the least ``|x|`` in the logarithm.
+        eps: the smallest ``|x|`` in the logarithm.
         omega: the largest exponent.
 
     Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, without the ``[B, O,

@@ -11,7 +11,8 @@ Shapes, for all layers: weights ``[O, I]`` with ``x [..., I]`` give ``[..., O]``
 leading model dimension ``[K, O, I]`` take ``x [K, B, I]``, or ``x [B, I]`` shared by all models,
 and give ``[K, B, O]``.
 
-The functions at the end have the signatures of the registered operators: this module is a backend.
+The functions at the end have the signatures of the registered operators, so that this module can be
+the backend "reference".
 """
 
 from __future__ import annotations

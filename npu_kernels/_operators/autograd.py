@@ -1,14 +1,14 @@
 """The operators' derivatives, made from their records in `ops.LAYERS`.
 
 Each layer has two Functions: the forward operator, whose derivative is the backward operator, and
-the backward operator. The derivative of the latter is that of its eager formula, or the closed form
-of `second_derivatives` where there is one and no third derivative is asked for. So first
-derivatives are fused, and all higher ones are correct.
+the backward operator. Its derivative is that of the eager implementation, or the closed form of
+`second_derivatives` if there is one and no third derivative is required. So first derivatives are
+fused, and all higher ones are correct.
 
 The Functions have the old ``forward(ctx, ...)`` style: ``setup_context`` inspects a signature at
 every call. `torch.func` transforms and forward-mode differentiation do not see into them:
-`eager_only` says when these are active. Then the eager formulas are used, except in one level of
-grad (`in_one_grad_level`), where the operators are called, which have derivatives of their own.
+`eager_only` says when these are active. Then the eager implementation is used, except in one level
+of grad (`in_one_grad_level`), where the operators are called, which have derivatives of their own.
 """
 
 from __future__ import annotations
@@ -397,7 +397,7 @@ def _register_derivative(
 ) -> None:
     """Register a derivative as `torch.library.register_autograd` does, for `torch.func` too.
 
-    Its Function would be refused by `torch.func`, which wants another style of them.
+    Its Function would be refused by `torch.func`, which requires another style of them.
     """
 
     def below(keyset: Any, inputs: tuple[Any, ...]) -> Any:

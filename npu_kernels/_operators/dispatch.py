@@ -1,7 +1,7 @@
 """Which backend computes, and why not the other.
 
 device   first choice                          otherwise, with one warning
-cpu      "cpu", the C++ library                "reference", the eager formulas
+cpu      "cpu", the C++ library                "reference", the eager implementation
 cuda     "triton"                              "reference"
 other    -                                     "reference"
 """
@@ -122,7 +122,7 @@ def as_forward(
 
 
 def forces_formulas() -> bool:
-    """Whether `use_backend` names the eager formulas. While compiling, `backend_for` sees to it."""
+    """Whether `use_backend` forces eager code. `backend_for` does so while compiling."""
     return not is_compiling() and forced() == "reference"
 
 
@@ -180,13 +180,13 @@ def _default(device: torch.device) -> str:
 
 
 def _notice(device: torch.device, backend: str) -> str:
-    """Return what is slower than it need be with that backend, and the mend; "" if nothing is."""
+    """Return what is slower than necessary with that backend, and the remedy; "" if nothing is."""
     if backend == "reference" and device.type != "meta":  # meta tensors compute nothing
         of_type = torch.device(device.type)
         subject = device if _state("triton", of_type)[0] else of_type  # what holds for one device
         build = f"; build the kernels with `{cpu.build_command()}`" if device.type == "cpu" else ""
         return (
-            f"npu_kernels: {subject} tensors are computed by the slower eager formulas "
+            f"npu_kernels: {subject} tensors are computed with the slower eager implementation "
             f"({_explain(subject)}){build}"
         )
     if backend == "cpu" and _no_fast_path:

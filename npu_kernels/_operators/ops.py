@@ -48,7 +48,7 @@ class Layer:
     # The products of rows and weights in the formulas, for `interop.flops`: the weight or option
     # without which they are absent -> what each is needed for: y, or gradients of operands.
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    eager_products: bool = False  # the eager formula builds a factor for each row, output and input
+    eager_products: bool = False  # eager code builds a factor for each row, output and input
     sampled_within: tuple[float, float] = (-1.0, 1.0)  # the range of the weights of samples
     min_input: float = 0.0  # the smallest magnitude of the inputs of samples
     calls: tuple[Mapping[str, Any], ...] = field(default=({},))  # options in samples
@@ -174,7 +174,7 @@ WEIGHTS: dict[str, Mapping[str, str]] = {
     "nac": {"weight": "OI", "mask": "OI"},
 }
 
-# Neural Power Unit and NAU in a time loop: operators of another kind, defined below and in
+# Neural Power Unit and NAU in an ODE solver: operators of another kind, defined below and in
 # `ode._loop`.
 TIME_LOOP_SCHEMAS = (
     "ode_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight,"
@@ -290,7 +290,7 @@ for _layer in LAYERS.values():
 def ode_stages(
     u0: Tensor, weight_re: Tensor, tableau: Sequence[float], steps: int, derivatives: bool
 ) -> tuple[int, ...]:
-    """Return the shape of what a time loop keeps; each backend chooses the layout."""
+    """Return the shape of what an ODE solver saves; each backend chooses the layout."""
     h, d = weight_re.shape[-2:]
     slopes = steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives
     models, starts = (1, *u0.shape)[-3:-1]

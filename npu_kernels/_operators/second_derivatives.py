@@ -17,7 +17,7 @@ On the CPU one C++ kernel computes it, csrc/core/npu/second.cpp; elsewhere produ
 
 In forward mode y and its tangent come from kernels on the CPU: the tangent is a result of the same
 operator, ``npu_second``. Where the tangent must itself be differentiable, and under any transform
-but one ``jvp``, the eager formula is used.
+but one ``jvp``, the eager implementation is used.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ operators are called, which `autograd` differentiates. The Functions here are of
 `torch.func` can see into. torch makes a class at every call, which takes time; `num_models`
 does the same work without it.
 
-`fused` says when they are used. The eager formulas are used where they are faster (a gradient
+`fused` says when they are used. The eager implementation is used where it is faster (a gradient
 inside a vmap over rows: torch's overhead, and per-sample gradients of one weight) and where only
 they are correct: under other transforms, in forward-mode differentiation, and when a compiler
 traces a vmap, since it drops a Function's own backward.

@@ -9,7 +9,7 @@ Importing this module imports no triton.
     npu_planes    the operands of large layers           launch       helpers of launchers
     nmu           NMU and NMRU                           reduction    sums of partial results
     nalu          NALU and iNALU                         tuning       configurations: tables.json
-    ode           the time loop                          tape         repeated calls, in less time
+    ode           the ODE solver                         tape         repeated calls, in less time
     device_math   arithmetic inside kernels              interpreted  operators on CPU tensors
 """
 
@@ -164,7 +164,7 @@ class for_graph:
 
 
 def ode_fits(d: int, h: int, dtype: torch.dtype) -> bool:
-    """Return whether the time loop of a model with D states and h outputs runs in one launch."""
+    """Return whether the ODE solver of a model with D states, h outputs runs in one launch."""
     return bool(_load()["ode"].fits(d, h, dtype))
 
 
@@ -187,8 +187,8 @@ def repeat(name: str, launcher: Callable[..., Any]) -> Callable[..., Any]:
 def register() -> torch.library.Library:
     """Register the launchers as the operators' CUDA kernels, once, where they are `available`.
 
-    Launchers of the time loop are left out: `dispatch` decides whether a model fits one launch. So
-    are all beside a device that is too old: `dispatch` decides by the device of each call.
+    Launchers of the ODE solver are left out: `dispatch` decides whether a model fits one launch. So
+    exist next to a device that is too old: `dispatch` decides by the device of each call.
     """
     library = torch.library.Library("npu_kernels", "IMPL", "CUDA")
     for name, launcher in repeated().items() if not _old_devices() else ():

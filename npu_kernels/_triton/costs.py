@@ -1,6 +1,6 @@
 """Which kernels a large NPU layer takes: a model of their costs.
 
-The one-pass kernels (`npu`) compute logarithms and splits in the loop of their products, so they
+The fused kernels (`npu`) compute logarithms and splits in the loop of their products, so they
 issue many instructions for a multiply-add. The large kernels (`npu_large`) make planes first: more
 launches, more memory, fewer products, at the rate of the matrix units. For a forward and a backward
 the model adds up:
@@ -8,7 +8,7 @@ the model adds up:
 - launches: a time for each on the device, and one for all of them
 - bytes of the planes, written and read back, at the rate of the memory
 - products: the multiply-adds, at a part of the rate of the matrix units; or the instructions that
-  the one-pass kernels issue, if that takes longer
+  the fused kernels issue, if that takes longer
 
 Outside of a CUDA graph the device begins after two launches, and the host prepares the others
 meanwhile. The longer of the two times counts: all launches of the host, or its first two and the
@@ -35,8 +35,8 @@ __all__ = ["CHIPS", "Chip", "describe", "large_is_faster", "seconds"]
 ASSUMED_ROWS = 4096
 MIN_FEATURES = 64  # inputs and outputs
 PADDED = 128  # the large kernels pad inputs, and twice the outputs, to a multiple
-ISSUED = 1.05  # instructions of the one-pass kernels a cycle and multiprocessor
-# Instructions for a multiply-add of the layer, in the one-pass loops for sm_90: instructions of a
+ISSUED = 1.05  # instructions of the fused kernels a cycle and multiprocessor
+# Instructions for a multiply-add of the layer, in the fused loops for sm_90: instructions of a
 # warp in a step, times warps, by the multiply-adds of the step.
 FORWARD_INSTRUCTIONS = 889 * 8 / (128 * 64 * 16)
 BACKWARD_INSTRUCTIONS = 715 * 8 / (128 * 32 * 64) + 639 * 8 / (16 * 128 * 32)
@@ -64,7 +64,7 @@ CHIPS = {
 
 
 def seconds(chip: Chip, i: int, o: int, k: int, captured: bool = False) -> tuple[float, float]:
-    """The time of a forward and a backward: by the one-pass kernels, and by the large ones."""
+    """The time of a forward and a backward: with the fused kernels, and with the large ones."""
     cycle = 1 / (chip.clock * chip.multiprocessors)
     terms = k * ASSUMED_ROWS * i * o
     product = cycle / (chip.multiply_adds * chip.efficiency)
@@ -96,10 +96,10 @@ def large_is_faster(architecture: str, i: int, o: int, k: int, captured: bool = 
 
 
 def describe(architecture: str) -> str:
-    """Say from which size on a square layer of one model goes to the large kernels."""
+    """Return from which size a square layer of one model uses the kernels of large layers."""
     chip = CHIPS.get(architecture)
     if chip is None:
-        return f"one-pass kernels at every size on {architecture}"
+        return f"fused kernels at every size on {architecture}"
     smallest = {
         captured: next(
             n
@@ -108,7 +108,6 @@ def describe(architecture: str) -> str:
         )
         for captured in (False, True)
     }
-    graph = f"in the CUDA graphs of training.run from {smallest[True]} x {smallest[True]}"
-    source = f"on {architecture} ({chip.source})"
-    sizes = f"{smallest[False]} x {smallest[False]}, {graph},"
-    return f"kernels on planes from {sizes} {source}, else one-pass kernels"
+    plain, graph = (f"{smallest[captured]} x {smallest[captured]}" for captured in (False, True))
+    sizes = f"at least {plain}, in the CUDA graphs of training.run for at least {graph}"
+    return f"kernels of large layers for {sizes} on {architecture} ({chip.source})"

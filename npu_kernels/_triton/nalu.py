@@ -17,7 +17,7 @@ definition 1. Forward, for every model k of K, ``x [B, I]``, weights ``[O, I]``,
 
 A factor of s is 1 where x > 0, ``1 - 2 |W|`` where x < 0 and ``1 - |W|`` where x = 0. So the
 logarithm of their product, its sign and the number of its zeros are products of 0/1 masks with
-matrices: no ``[B, O, I]`` tensor, and nothing to do for a tile of positive x. Beside the inputs h,
+matrices: no ``[B, O, I]`` tensor, and nothing to do for a tile of positive x. Next to the inputs h,
 a, and t without its factors that are 0 are saved; for the iNALU also flags, an integer per output:
 the number of factors that are 0, at most 2, times 2, plus 1 where omega bounds W L.
 

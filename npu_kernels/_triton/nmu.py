@@ -13,7 +13,7 @@ Backward, from ``grad_y [B, O]``, with the cofactor ``E_boi = prod_{j != i} f_bo
 
 Nothing is saved but the inputs. A program has a tile of rows and outputs and goes through the
 inputs twice. First it forms the product of all factors that are not 0, as mantissa and exponent, so
-that neither underflow nor overflow spoils a part of it, and counts the zeros. Then it divides one
+that neither underflow nor overflow corrupts a part of it, and counts the zeros. Then it divides one
 factor out for every ``E``: without a zero among the other factors that quotient is ``E``, else
 ``E`` is 0. So gradients are right where factors are 0. The sums over the tile are partial sums,
 which are added in a fixed order (`reduction`): two launches, one where a single tile covers the

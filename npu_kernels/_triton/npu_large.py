@@ -1,6 +1,6 @@
 """Forward and backward of large layers: operands made once (`npu_planes`), then products of planes.
 
-The formulas are those of `npu`. Its kernels compute logarithms, masks and splits anew for every
+The formulas are those of `npu`. Its kernels compute logarithms, masks and splits again for every
 tile of outputs; here they are made once, and the loops of the three product kernels only load and
 multiply:
 
@@ -23,7 +23,7 @@ A row of dP and dQ has one scale, so that values far below the row's largest kee
 (`npu_planes`). In dL this matters where all of the largest values meet weights that are 0 or
 small. So backward_x flags a tile that has a sum below ``2**8`` units, products of the inverse
 scales; a value near the largest times a weight near the largest is ``2**28`` units or more, and
-what is lost about ``2**-11`` for each term. The one-pass kernel computes flagged tiles again. An
+what is lost about ``2**-11`` for each term. A fused kernel computes flagged tiles again. An
 input is exempt if no weight of it is below ``2**-14`` of its largest one, nor, if its gate is
 closed, a real weight: then the largest value of a row meets a weight, and a small sum is one of
 large terms that cancel, which costs float32 as many bits. (Where that value is a dQ and the weight
@@ -31,8 +31,8 @@ a real one, dP is tiny because of its cosine, whose rounding error is as large a
 Where it is a dP and the weight an imaginary one, dQ could be tiny only if ``Q`` is about 0, in
 spite of this weight.) In layers of random weights one sum in a million is so small, and of inputs
 to O outputs a part of about ``2**-14.5 O`` is not exempt without an imaginary weight, ``2**-29 O``
-with one: up to 2048 outputs, a sum flags its tile in vain with a probability of at most 1e-7. A sum
-just above the threshold has an error of up to ``2**-16``.
+with one: up to 2048 outputs, a sum flags its tile needlessly with a probability of at most 1e-7. A
+sum just above the threshold has an error of up to ``2**-16``.
 
 The forward multiplies no mask for tiles of inputs without a negative input in the tile's rows, and
 backward_w none for those without one in the program's rows.
@@ -41,7 +41,7 @@ Where the chip copies tiles itself (compute capability 9.0 and more) tensor desc
 operands, elsewhere pointers. The forward and backward_x start as many programs as fit the chip at
 once, which take one tile after the other: one on each multiprocessor, or two with tiles of 64 rows.
 
-The planes are freed after each pass; the backward makes those of x and the weights anew. They take
+The planes are freed after each pass; the backward makes those of x and the weights again. They take
 6 bytes for each input and 8 for each weight in the forward, and in the backward 16 more for each
 output.
 
@@ -779,7 +779,7 @@ HIGH_PLANS = {
     "sm_90": Plan(1, True, 132, Tiles(TILE, 64, 6), Tiles(64, 64, 4), Tiles(TILE, 128, 3)),
     "sm_100": Plan(1, True, 148, Tiles(TILE, 64, 3), Tiles(TILE, 64, 3), Tiles(TILE, 64, 3)),
 }
-# Of the one-pass kernel that computes inaccurate tiles again; all of float32's range and bits.
+# Of the fused kernel that computes inaccurate tiles again; all of float32's range and bits.
 REPAIR = {"BLOCK_O": 16, "BLOCK_I": 32, "PASSES": 6, "num_warps": 8}
 REPAIR |= {"num_stages": 2, "maxnreg": 255, "enable_fp_fusion": True}
 # Triton 3.6 makes the forward without an imaginary weight spill, and longer loops for sm_100.
@@ -843,8 +843,9 @@ def _operand(planes: Tensor, rows: int, cols: int, plan: Plan) -> Any:
 def row_splits(tiles_b: int, tiles_w: int, programs: int) -> tuple[int, int]:
     """The number of parts into which tiles of rows are split for backward_w, and a part's tiles.
 
-    The fewest parts that leave less than a tenth of the multiprocessors' time unused, else those
-    that leave least. A multiprocessor has one of the `tiles_w` programs of a part at a time.
+    The smallest number of parts that leaves less than a tenth of the multiprocessors' time unused,
+    else the number that leaves least. A multiprocessor has one of the `tiles_w` programs of a part
+    at a time.
     """
     best, most_used = (1, tiles_b), 0.0
     for splits in range(1, min(tiles_b, programs) + 1):

@@ -51,7 +51,7 @@ _QUARTER = tl.constexpr(TILE // 4)
 _FLAG_ROWS = tl.constexpr(FLAG_ROWS)
 FLAGS_OF_PROGRAM = 16  # tiles that a program looks at, and computes again where they are flagged
 LOG_SCALE = tl.constexpr(256.0)
-_LIMIT = tl.constexpr(109)  # exponent of the greatest scale
+_LIMIT = tl.constexpr(109)  # exponent of the largest scale
 MIN_INVERSE = tl.constexpr(2.0**-109)  # of a scale: all values are 0 or below 2**-94
 _MIN_SUM = tl.constexpr(2.0**-6)  # 2**8 units, times 2**-14: see `npu_large`
 # With 8 warps the upstream planes take so many registers that a multiprocessor holds one program.
@@ -126,7 +126,7 @@ def _store_planes(v, ptrs, plane, COUNT: tl.constexpr, mask=None):
 def _wide(plane):
     """The elements of a plane in 64 bits; offsets of several planes exceed 32.
 
-    The compiler joins stores where it knows a divisor of their offsets.
+    The compiler joins stores if a divisor of their offsets is known.
     """
     return tl.multiple_of(plane.to(tl.int64), BLOCK)
 
@@ -235,7 +235,7 @@ def npu_weight_planes_kernel(
 ):
     """Make the planes of NARROW outputs and all inputs (PHASE), or NARROW inputs and all outputs.
 
-    So a program knows all weights that share a scale: it reads them twice, in steps of WIDE.
+    So a program has all weights that share a scale: it reads them twice, in steps of WIDE.
     """
     plane = _wide(plane)
     OUTPUTS: tl.constexpr = NARROW if PHASE else WIDE

@@ -19,7 +19,7 @@ A recording is used only if it makes no visible difference:
 
 Interpreted kernels, launchers that compute with torch, and all kernels with a Triton outside of
 :data:`CHECKED` are not recorded: they launch in Triton's own way at every call. A tensor
-descriptor, by which large layers (`npu_large`) read planes, is made anew.
+descriptor, by which large layers (`npu_large`) read planes, is made at every call.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Allocation(NamedTuple):
 
 
 class _Base(NamedTuple):
-    """The tensor of a descriptor, of which Triton's launcher wants the address."""
+    """The tensor of a descriptor, whose address Triton's launcher requires."""
 
     address: int
 
@@ -301,7 +301,7 @@ def _recordable(operands: Sequence[Tensor | None]) -> bool:
     """Return whether a recording of a call with these operands would serve others like it.
 
     Not with a tensor that is passed twice, which may be two tensors in a later call, nor with an
-    address or a current device that no replay accepts. A later call may be without the obstacle.
+    address or a current device that no replay accepts. A later call may be replayed.
     On the CPU, where kernels are interpreted, there may be no driver to ask for a device.
     """
     tensors = [tensor for tensor in operands if tensor is not None]

@@ -14,7 +14,7 @@ The number of rows is not in the bucket: a last batch with fewer rows launches t
 compiles nothing and rounds in the same way.
 
 The most specific entry is used: exact before coarse, ``odd`` before not, a precision before
-``any``. ``tables.json`` beside this file has one table per architecture; others use the nearest
+``any``. ``tables.json`` next to this file has one table per architecture; others use the nearest
 one. To measure: :func:`candidates` lists configurations worth timing, :class:`use_config` makes
 launches use one, :func:`load_table` and :func:`save_table` read and write tables,
 :func:`use_tables` makes a process use another file.
@@ -125,7 +125,7 @@ def max_registers(device: torch.device) -> dict[str, int]:
 def _fault(key: str, entry: object) -> str | None:
     """Return what is wrong with an entry of a table: the rule and what is there."""
     if not isinstance(entry, dict) or any(type(value) is not int for value in entry.values()):
-        return f"it must be an object of whole numbers, got {json.dumps(entry)}"
+        return f"it must be an object of integers, got {json.dumps(entry)}"
     names = list(next(candidates(key.split()[0], torch.float32, "highest", "large")))
     if not entry.keys() >= set(names):
         return f"it must have {', '.join(names)}, got {json.dumps(entry)}"
@@ -172,7 +172,7 @@ def changed() -> None:
 
 
 def forget() -> None:
-    """Forget the tables and devices, which are then read anew."""
+    """Forget the tables and devices, which are then read again."""
     tables_in_use.cache_clear()
     architecture_of.cache_clear()
     changed()

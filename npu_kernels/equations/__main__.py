@@ -1,4 +1,4 @@
-"""The equation behind the columns of a file: ``python -m npu_kernels.equations FILE``."""
+"""The equation of the columns of a text file: ``python -m npu_kernels.equations FILE``."""
 
 from __future__ import annotations
 
@@ -342,61 +342,58 @@ INSTALL = "pip install 'npu_kernels[laws]'"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Find the law of a file's columns and print its report; return the exit status.
+    """Find the equation of a file's columns and print its report; return the exit status.
 
     arguments: of the command line; None: those of this process.
     """
     parser = argparse.ArgumentParser(
         prog="python -m npu_kernels.equations",
-        description="Find the law behind the columns of a text file, by NPURegressor.",
-        epilog="Units in the header, as in 'speed [m/s]', are used where every column has one. "
-        "Ctrl-C gives the best equation so far.",
+        description="Find the equation of the columns of a text file, with NPURegressor.",
+        epilog="Units in the header, as in 'speed [m/s]', are used if every column has one. "
+        "Ctrl-C returns the best equation so far.",
     )
     parser.add_argument(
-        "file", type=Path, help="columns between tabs, ; , | or blanks; # %% // start a comment"
+        "file", type=Path, help="columns between tabs, ; , | or blanks; # %% // begin a comment"
     )
     parser.add_argument("--target", metavar="NAME", help="the column to explain; default: the last")
     parser.add_argument(
-        "--inputs", nargs="+", metavar="NAME", help="the columns to explain it by; default: others"
+        "--inputs", nargs="+", metavar="NAME", help="columns of the equation; default: all others"
     )
     parser.add_argument(
-        "--units", nargs="+", metavar="NAME=UNIT", default=[], help="in place of the header's"
+        "--units", nargs="+", metavar="NAME=UNIT", default=[], help="replace units of the header"
     )
-    parser.add_argument("--no-units", action="store_true", help="leave those of the header aside")
+    parser.add_argument("--no-units", action="store_true", help="ignore the units of the header")
     parser.add_argument(
-        "--skip-rows", action="store_true", help="with text for a number, or other widths"
+        "--skip-rows", action="store_true", help="leave out rows with text or other widths"
     )
     parser.add_argument(
-        "--header",
-        choices=("yes", "no"),
-        default="auto",
-        help="in the first line; default: as seen",
+        "--header", choices=("yes", "no"), default="auto", help="whether line 1 has names"
     )
-    parser.add_argument("--decimal", choices=(".", ","), help="sign of numbers; default: as seen")
+    parser.add_argument("--decimal", choices=(".", ","), help="decimal sign; default: detected")
     parser.add_argument(
         "--functions",
         nargs="+",
         metavar="NAME",
-        help="sin, cos, log, exp of all inputs, or COLUMN=sin,cos of one",
+        help="sin, cos, log, exp of all inputs, or COLUMN=sin,cos of one column",
     )
     parser.add_argument(
-        "--target-transforms", nargs="+", metavar="NAME", help="of the target to try, or auto"
+        "--target-transforms", nargs="+", metavar="NAME", help="functions of the target, or auto"
     )
     parser.add_argument(
-        "--ratios", choices=("auto", "yes", "no"), default="auto", help="of two sums; default: auto"
+        "--ratios", choices=("auto", "yes", "no"), default="auto", help="try ratios of two sums"
     )
     parser.add_argument(
-        "--groups", metavar="NAME", help="a column of labels, each with coefficients of its own"
+        "--groups", metavar="NAME", help="a column of labels; each label has its own coefficients"
     )
-    parser.add_argument("--known-part", metavar="TEXT", help="of the law, such as '9.81*t**2/2'")
-    parser.add_argument("--max-terms", type=int, help="of the law; default: 4")
+    parser.add_argument("--known-part", metavar="TEXT", help="known terms, such as '9.81*t**2/2'")
+    parser.add_argument("--max-terms", type=int, help="maximum number of terms; default: 4")
     parser.add_argument(
-        "--no-law", action="store_true", help="as many terms, up to 10, as predict best"
+        "--no-equation", action="store_true", help="up to 10 terms, as many as predict best"
     )
     parser.add_argument("--n-init", type=int, default=64, help="initialisations; default: 64")
-    parser.add_argument("--seed", type=int, default=0, help="of the search; default: 0")
-    parser.add_argument("--checkpoint", type=Path, help="a file to continue from, and to write")
-    parser.add_argument("--plot", type=files.output, metavar="FILE", help="for a picture")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search; default: 0")
+    parser.add_argument("--checkpoint", type=Path, help="a file from which the search continues")
+    parser.add_argument("--plot", type=files.output, metavar="FILE", help="file for a picture")
     options = parser.parse_args(arguments)
     try:
         return _run(options)
@@ -412,8 +409,9 @@ def _run(options: argparse.Namespace) -> int:
     labels = table.labels()
     inputs, target = _columns(options, table, labels)
     names = [*inputs, target]
-    if options.no_law and options.max_terms is not None:
-        raise ValueError(f"--max-terms must not be given with --no-law, got {options.max_terms}")
+    if options.no_equation and options.max_terms is not None:
+        rule = "--max-terms must not be given with --no-equation"
+        raise ValueError(f"{rule}, got {options.max_terms}")
     if not 0 <= options.seed < 2**32:
         raise ValueError(f"--seed must be from 0 to 2**32 - 1, got {options.seed}")
     if options.plot is not None:
@@ -427,7 +425,7 @@ def _run(options: argparse.Namespace) -> int:
 
     of_target = "auto" if options.target_transforms == ["auto"] else options.target_transforms
     model = NPURegressor(
-        None if options.no_law else 4 if options.max_terms is None else options.max_terms,
+        None if options.no_equation else 4 if options.max_terms is None else options.max_terms,
         X_units=None if units is None else [units[name] for name in inputs],
         y_units=None if units is None else units[target],
         n_init=options.n_init,
@@ -497,7 +495,7 @@ def _units(
     try:
         dimensions(names, [units[name] for name in names], "the table")
     except ValueError as error:
-        ways = "--units NAME=UNIT gives another one, --no-units leaves all of them aside, and"
+        ways = "--units NAME=UNIT gives another unit, --no-units ignores all units, and"
         raise ValueError(f"{error} ({ways} # before a second line of names)") from None
     return units
 

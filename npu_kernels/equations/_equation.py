@@ -1,4 +1,4 @@
-"""One law: its formula, parameters with standard errors, predictions, and its layers."""
+"""One equation: its formula, parameters with standard errors, predictions, and its layers."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ WHOLE = 1e-9  # distance from an integer up to which an exponent is one
 class Products(RealNPU):
     """A `RealNPU` whose products are 0 where an input with a positive exponent is 0.
 
-    Without it ``eps**w`` would stand there, which is far from 0 if w is near 0. Powers of negative
-    inputs that are not integers are not a number.
+    A `RealNPU` has ``eps**w`` there, which is far from 0 if w is near 0. Powers of negative inputs
+    whose exponents are not integers are nan.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FunctionOfOutput(nn.Module):
-    """The inverse of a function of y: from the sum of a law's terms to y."""
+    """The inverse of a function of y: maps the sum of the terms to y."""
 
     def __init__(self, function: OutputFunction) -> None:
         super().__init__()
@@ -141,54 +141,54 @@ EXCLUDED = 2.0  # standard errors from a free exponent at which rows exclude a f
 
 @dataclass(frozen=True, eq=False)  # arrays have no single answer whether they are equal
 class Equation:
-    """A law ``y**target_power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
+    """An equation ``y**target_power = sum_k coef[k] prod_i x_i**exponents[k, i]`` found in data.
 
-    With `labels` each of G groups of rows has coefficients of its own, ``coef[g, k]``, and the
-    exponents are those of all. `for_group` gives the law of one group, without labels. As text and
-    for sympy the coefficients of a law of groups are symbols, ``c1[group]``.
+    With `labels`, each of G groups of rows has its own coefficients ``coef[g, k]``, and all groups
+    share the exponents. `for_group` returns the equation of one group, without labels. In text and
+    sympy, the coefficients of an equation with groups are symbols, ``c1[group]``.
 
-    `n_terms` is K, the number of terms. The x_i are the inputs and their `functions`, and the law
-    may be one for a `target_transform` of y. With `n_denominator_terms` greater than 0 it is a
-    ratio: the last `n_denominator_terms` terms and a 1 are its denominator. As text, the terms of
-    the denominator have no common factor.
+    `n_terms` is K, the number of terms. The x_i are the inputs and their `functions`. With a
+    `target_transform`, this function of y is on the left-hand side. If `n_denominator_terms` is
+    greater than 0, the equation is a ratio: its denominator is 1 plus the last
+    `n_denominator_terms` terms. In text, the terms of the denominator have no common factor.
 
     Attributes:
-        names: of the x_i, n of them: the inputs', and such as "sin(angle)".
-        output: the name of y.
-        target_power: the power of y on the left-hand side.
-        sign: the sign of y, where target_power is neither 1 nor -1.
+        names: names of the n x_i: the inputs, and functions such as "sin(angle)".
+        output: name of y.
+        target_power: power of y on the left-hand side.
+        sign: sign of y, if target_power is neither 1 nor -1.
         coef: the coefficients ``[K]``, or ``[G, K]``.
         coef_stderr: their standard errors ``[K]``, or ``[G, K]``.
         exponents: the exponents ``[K, n]``.
-        exponents_stderr: their standard errors ``[K, n]``; 0 of a simple fraction.
-        free: which exponents are no simple fractions ``[K, n]``.
-        freed: the exponents that are free in place of fractions and integers, one at a time, and
-            their standard errors ``[2, K, n]``; not a number elsewhere.
+        exponents_stderr: their standard errors ``[K, n]``; 0 for simple fractions.
+        free: which exponents are not simple fractions ``[K, n]``.
+        freed: estimates and standard errors ``[2, K, n]`` of rounded exponents when freed, one at a
+            time; nan for other exponents.
         nonnegative: which inputs are never negative ``[n]``.
-        nrmse: root mean square of the residuals of all rows, over the standard deviation of y: the
+        nrmse: root mean square of the residuals of all rows over the standard deviation of y, the
             square root of 1 - R**2.
-        holdout_nrmse: the same on rows that were not fitted, or leaving out one row at a time.
-            Where all rows chose this form, the larger one of it and of the form before that choice.
-        n_held_out: number of rows that were not fitted; 0: one row at a time was left out.
+        holdout_nrmse: the same on held-out rows, or leaving out one row at a time. If the final
+            choice on all rows changed the form, the larger of the errors of both forms.
+        n_held_out: number of held-out rows; 0: one row at a time was left out.
         bic: the information criterion, see `NPURegressor`.
-        exact: whether the residuals are those of rounding, of y by its dtype, and of the fit, 1e-13
-            of y's standard deviation. With as many parameters as rows that differ it is false.
-        df_resid: rows minus parameters.
-        scaled: the coefficients for inputs and y over their scales ``[K]``, or ``[G, K]``.
-        log_mean: logarithms of the inputs' scales ``[n]``.
-        scale: the scale of y.
-        constraint: the linear constraint of the exponents that the units give.
-        noise: what the errors were taken for, see `EquationTable`.
-        weighted_nrmse: root mean square of the residuals over that of y, with every row over the
-            size of its errors.
-        floor: the size of y below which errors in proportion to y are those of a y of this size;
-            0: no row is below.
+        exact: whether the residuals are rounding errors of y's dtype and of the fit, at most 1e-13
+            of y's standard deviation. False if there are as many parameters as different rows.
+        df_resid: number of rows minus number of parameters.
+        scaled: coefficients for inputs and y divided by their scales ``[K]``, or ``[G, K]``.
+        log_mean: logarithms of the scales of the inputs ``[n]``.
+        scale: scale of y.
+        constraint: linear constraint of the exponents by the units.
+        noise: error model of y, see `EquationTable`.
+        weighted_nrmse: root mean square of the residuals over the root mean square of y, with every
+            row divided by the size of its errors.
+        floor: for proportional errors, the size of y below which the errors do not get smaller; 0
+            if no row is below it.
         functions: the columns of functions in addition to the inputs.
-        target_transform: function of y whose value is the sum of the terms; None: of y itself.
+        target_transform: function of y that equals the sum of the terms; None: y itself.
         n_denominator_terms: number of terms in the denominator without the constant 1; 0: a sum.
-        known_part: the known additive part of the sum or ratio; None: there is none.
-        limits: of terms and coefficients, which were known.
-        labels: of the groups, sorted; None: there are none.
+        known_part: known additive part of the sum or ratio; None if there is none.
+        limits: known bounds of terms and coefficients.
+        labels: sorted labels of the groups; None if there are no groups.
     """
 
     names: tuple[str, ...]
@@ -232,21 +232,24 @@ class Equation:
         return int(self.coef.size) + int(self.free.sum())
 
     def for_group(self, label: Any) -> Equation:
-        """Return the law of one group, by its label, as one without groups."""
+        """Return the equation of the group with this label, without groups."""
         if self.labels is None:
-            raise ValueError(f"of: the law must have groups, got one without for {label!r}")
-        index = indices("of", self.labels, [label], 1)
+            rule = "the equation must have groups, got an equation without groups"
+            raise ValueError(f"for_group: {rule}, for the label {label!r}")
+        index = indices("for_group", self.labels, [label], 1)
         assert index is not None
         parts = {name: getattr(self, name)[index[0]] for name in ("coef", "coef_stderr", "scaled")}
         return replace(self, **parts, labels=None)
 
     def predict(self, X: Array, groups: Any = None) -> Array:
-        """y ``[N]`` for inputs X. Infinite where an input with a negative exponent is 0.
+        """Predict y ``[N]`` for inputs X ``[N, n]``.
 
-        Not a number where a function of an input is none, and where the law has a root of a
-        negative number, as the formula in NumPy. Where the sum is no value of the function
-        of y, as a sine of 1.2 is none, y is that of the nearest value. groups: the labels of the
-        rows ``[N]``, for a law of groups.
+        groups: labels of the rows ``[N]``, if the equation has groups.
+
+        y is infinite where an input with a negative exponent is 0, and nan where a function of an
+        input is undefined or the equation has a root of a negative number, as in NumPy. If the sum
+        is outside of the range of the function of y, such as 1.2 for a sine, y is the y of the
+        nearest value in the range.
         """
         X, count = np.asarray(X, dtype=np.float64), len(self.functions.inputs)
         if X.ndim != 2 or X.shape[1] != count:
@@ -343,7 +346,7 @@ class Equation:
 
     @cached_property
     def beyond_float64(self) -> Array:
-        """Which coefficients float64 cannot hold ``[K]``, whatever the factor of y."""
+        """Mask of the coefficients ``[K]`` that float64 cannot represent, for any factor of y."""
         coef = self.coef if self.labels is not None else self._factored[1]
         return ~np.isfinite(coef) | ((coef == 0) & (self.scaled != 0))
 
@@ -389,18 +392,18 @@ class Equation:
     # ---- as text ---------------------------------------------------------------------------------
 
     def sympy(self) -> Any:
-        """The right-hand side as a sympy expression of symbols with the inputs' names.
+        """Return the right-hand side as a sympy expression. Needs sympy.
 
-        They are real, and positive where the column is and the law has no root of a sum. Needs
-        sympy. A coefficient of groups is ``c1[group]``. Raises OverflowError for one that
-        float64 cannot hold.
+        The symbols have the names of the inputs. They are real, and positive if the column is
+        positive and the equation has no root of a sum. With groups, coefficients are ``c1[group]``.
+        Raises OverflowError for a coefficient that float64 cannot represent.
         """
         return self.formula().expressions[0]
 
     def formula(self) -> Formula:
         """Return a `npu_kernels.formula.Formula`: text, LaTeX and torch code.
 
-        Needs sympy. Raises OverflowError for a coefficient that float64 cannot hold.
+        Needs sympy. Raises OverflowError for a coefficient that float64 cannot represent.
         """
         from npu_kernels.formula._reading import Formula, require_sympy
 
@@ -441,7 +444,7 @@ class Equation:
         return Formula(symbols, (self.output,), (total,), "")
 
     def latex(self) -> str:
-        """The equation in LaTeX, without dollars, names upright. Needs sympy."""
+        """Return the equation in LaTeX, without dollars, with upright names. Needs sympy."""
         return self.formula().latex()[0]
 
     def _term(self, k: int, digits: int) -> str:
@@ -450,9 +453,9 @@ class Equation:
         return term_text(self._factored[1][k], self.exponents[k], names, digits)
 
     def text(self, digits: int = 4) -> str:
-        """The equation in Python's operators, decimals with so many significant digits.
+        """Return the equation with Python's operators.
 
-        Exponents that are no fractions have at least six.
+        digits: significant digits of decimals; exponents that are not fractions have at least six.
         """
         digits = check_whole("text", "digits", digits)
         fine = max(digits, DIGITS)
@@ -504,21 +507,21 @@ class Equation:
     # ---- as layers -------------------------------------------------------------------------------
 
     def torch_module(self) -> Any:
-        """The law as fused layers in float64.
+        """Return the equation as fused layers in float64.
 
-        ``RealNPU(n, K) -> NAU(K, 1)``, and ``-> RealNPU(1, 1)`` for a power. A ratio is
-        ``RealNPU(n, K + 1) -> NAU(K + 1, 2) -> RealNPU(2, 1)``.
+        A sum is ``RealNPU(n, K) -> NAU(K, 1)``, a power of a sum adds ``-> RealNPU(1, 1)``, and a
+        ratio is ``RealNPU(n, K + 1) -> NAU(K + 1, 2) -> RealNPU(2, 1)``. Functions are layers
+        without weights before and after these layers, and a known part is added without weights.
 
-        It takes ``[..., n]``, gives ``[..., 1]``, and equals `predict`. Functions are layers
-        without weights before and behind these, and a part that was known is added without weights.
-        Raises OverflowError for a coefficient that float64 cannot hold.
+        The module maps ``[..., n]`` to ``[..., 1]``, and equals `predict`. Raises OverflowError for
+        a coefficient that float64 cannot represent.
         """
         import torch
 
         from npu_kernels.layers import NAU
 
         if self.labels is not None:
-            rule = "the law must be that of one group, as of(label) gives it"
+            rule = "the equation must be of one group, see for_group(label)"
             raise ValueError(f"torch_module: {rule}, got {len(self.labels)} groups")
         factor, coef = self._numbers("torch_module")
         inputs = len(self.functions.inputs)
@@ -564,10 +567,10 @@ class Equation:
         level: confidence level.
 
         The intervals are computed from the linearised model and Student's t, or the normal
-        distribution if the errors of y are known. They end at bounds that were given, and ignore
-        the uncertainty about the form. The coefficient of a term with free exponents is its value
-        at inputs of 1, which may be far from the data: its interval is computed for its logarithm,
-        so it never changes sign.
+        distribution if the errors of y are known. They end at known bounds (`required_terms`,
+        `signs`, `exponents`), and do not include the uncertainty about the form. The coefficient of
+        a term with free exponents is the term's value at inputs of 1, which may be far from the
+        data: its interval is computed for the logarithm, so it has one sign.
         """
         from scipy import stats
 
@@ -605,9 +608,9 @@ class Equation:
         return name
 
     def rounded_exponents(self) -> list[str]:
-        """Return each fraction and integer of the exponents as text, with its free value.
+        """Return each rounded exponent as text, with its estimate as a free number.
 
-        It is the estimate of this exponent with the other rounded ones as they are.
+        The other rounded exponents are held.
         """
         results = []
         for k, i in np.argwhere(~np.isnan(self.freed[0])).tolist():

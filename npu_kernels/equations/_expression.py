@@ -95,7 +95,7 @@ class Expression:
 
         def of_column(match: re.Match[str]) -> str:
             if match[1] not in numbers:
-                self._refuse(f"has {match[1]!r}, which is no column")
+                self._refuse(f"has {match[1]!r}, which is not a column")
             return numbers[match[1]]
 
         text = QUOTED.sub(of_column, self.text.strip())
@@ -113,7 +113,7 @@ class Expression:
         """ValueError for what is no part of an expression; names of columns become numbers."""
         if isinstance(node, ast.Name):
             if node.id not in numbers and node.id != "pi":
-                self._refuse(f"has {node.id!r}, which is no column")
+                self._refuse(f"has {node.id!r}, which is not a column")
             node.id = numbers.get(node.id, node.id)
         elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             self._check(node.left, numbers)
@@ -143,7 +143,7 @@ class Expression:
     def _refuse(self, reason: str) -> Any:
         rule = (
             f"{self.argument} must be of numbers, + - * / **, {', '.join(FUNCTIONS)} and the "
-            f"columns {', '.join(self.names)} (in backquotes where a name is no word)"
+            f"columns {', '.join(self.names)} (in backquotes if a name is not an identifier)"
         )
         raise ValueError(f"{rule}, got {self.text!r}, which {reason}")
 
@@ -223,7 +223,7 @@ class Expression:
                 f"{', '.join(self.names)}, without other factors than 1 and with fractions in "
                 "parentheses, as in 'x0*x1**(1/2)'"
             )
-            raise ValueError(f"{rule}, got {self.text!r}, which is no product of powers")
+            raise ValueError(f"{rule}, got {self.text!r}, which is not a product of powers")
 
         def exponents(node: Any) -> Array:
             if isinstance(node, ast.Name) and node.id != "pi":

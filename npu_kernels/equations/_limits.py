@@ -90,7 +90,7 @@ def dimensions(
             reason = str(error) or type(error).__name__
             if isinstance(error, (TypeError, pint.DimensionalityError)):  # "m s-1" is a difference
                 reason = "write products with * and powers with **, such as m*s**-1"
-            message = f"NPURegressor: {argument} has {unit!r}, which is no unit: {reason}"
+            message = f"NPURegressor: {argument} has {unit!r}, which is not a unit: {reason}"
             raise ValueError(message) from None
         if zero.magnitude != 0:
             _refuse_offset(registry, name, unit, argument)
@@ -124,10 +124,10 @@ def _refuse_offset(registry: Any, name: str, unit: str, argument: str) -> None:
     offset, factor = zero.magnitude, unity.magnitude - zero.magnitude
     problem = f"NPURegressor: {argument} has {unit!r} of {name}"
     if abs(registry.Quantity(2.0, unit).to_base_units().magnitude - offset - 2 * factor) > 1e-6:
-        raise ValueError(f"{problem}, a logarithm: give what it is the logarithm of")
+        raise ValueError(f"{problem}, a logarithm: give the quantity without the logarithm")
     scaled = name if abs(factor - 1) < 1e-9 else f"{name} * {factor:.10g}"
     raise ValueError(
-        f"{problem}, whose zero is not that of the quantity, so that its powers are no law. Write "
+        f"{problem}, a unit with an offset, whose powers have no meaning. Write "
         f"{name} = {scaled} + {offset:.10g} with the unit '{zero.units:~}', or 'delta_{unit}' for "
         "differences"
     )
@@ -217,11 +217,11 @@ def _refuse(
     if missing:
         reason = f"no input contains {' or '.join(missing)}"
     else:
-        reason = "no combination of exponents of the inputs gives it"
+        reason = "no combination of exponents of the inputs has this dimension"
     raise ValueError(
         f"NPURegressor: y_units {unit!r} of {output} cannot be met by powers of "
-        f"{', '.join(names)}: {reason}. If the law has a constant with a dimension, add a column "
-        "that holds its value, or leave out units."
+        f"{', '.join(names)}: {reason}. If the equation has a constant with a dimension, add a "
+        "column that holds its value, or leave out units."
     )
 
 
@@ -429,7 +429,7 @@ def exponent_rows(
     rows = []
     for term in terms:
         if isinstance(term, str):
-            argument = f"{function}: terms"
+            argument = f"{function}: required_terms"
             term = Expression(term, tuple(names), argument).product(functions).tolist()
         rows.append(term)
     return rows

@@ -149,14 +149,14 @@ FAR_END = 100.0  # errors from the value: only the end of an interval of a logar
 
 @dataclass(frozen=True)
 class Interval:
-    """The estimate of a parameter.
+    """The estimate of a parameter, with its confidence interval.
 
     Attributes:
-        name: which parameter it is.
-        value: the estimate.
-        stderr: its standard error.
-        low: the lower end of the confidence interval.
-        high: the upper end.
+        name: name of the parameter.
+        value: estimate.
+        stderr: standard error.
+        low: lower end of the confidence interval.
+        high: upper end of the confidence interval.
     """
 
     name: str

@@ -152,11 +152,11 @@ def indices(
     """
     if labels is None:
         if groups is not None:
-            rule = "groups must be None for a law without groups"
+            rule = "groups must be None for an equation without groups"
             raise ValueError(f"{function}: {rule}, got {type(groups).__name__}")
         return None
     if groups is None:
-        rule = "groups must be the labels of the rows, as the law has a group for each"
+        rule = "groups must be the labels of the rows, for an equation with groups"
         raise ValueError(f"{function}: {rule}, got None")
     number = {label: index for index, label in enumerate(labels)}
     used = np.ones(rows, dtype=bool) if used is None else used

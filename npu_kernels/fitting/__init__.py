@@ -1,11 +1,11 @@
-"""Training of Neural Power Units from many starts, rounded, chosen on held-out rows.
+"""Training of Neural Power Units from many random initialisations, with rounding and selection.
 
 _fit.py         `fit` and `fit_batch`
 _run.py         a fit in progress: its stages in their order, saved and continued
 _choice.py      the candidates, their held-out errors, and the choice
-_training.py    many starts by Adam; L-BFGS in float64, with some parameters held
-_population.py  the parameters of a batch of models: starts, intervals, rounding; units of x and y,
-                the weights of a last sum; inputs of both signs
+_training.py    many initialisations with Adam; L-BFGS in float64, with some parameters fixed
+_population.py  the parameters of a batch of models: initialisation, intervals, rounding; scales of
+                x and y, the weights of a last sum; inputs of both signs
 _data.py        rows from tensors or batches, split into training and held-out ones, and weights
 _recipe.py      the settings, with defaults, and what a fit returns
 """

@@ -66,7 +66,7 @@ def cross_validated(
 
 BATCHED_ROWS = 2048  # taken from batches
 FEW_HELD_OUT = 5  # rows; the error of fewer says little
-ENOUGH_HELD_OUT = 10  # rows from which on their error is the held-out error
+ENOUGH_HELD_OUT = 10  # rows whose error is not cross-validated
 LARGE_ERROR = 1e-3  # in float32; a warning where the error is small in float64
 
 
@@ -86,7 +86,8 @@ def fit(
 
     Many initialisations are trained for a short time in one batch. For negative inputs, the factor
     ``cos(pi w)`` of a power layer passes 0 between two integer weights w, and training rarely
-    crosses this barrier. So some initialisations have large weights. Gates are projected to [0,
+    crosses this barrier. So some initialisations have weights large enough to lie beyond it. Gates
+    are projected to [0,
     1]. The best models are refined with L-BFGS in float64 and rounded to simple fractions. If the
     last layer is an NAU, its weights are then solved by least squares, and hidden units that it
     does not need are removed. The model is selected by its error on held-out rows. The result
@@ -209,23 +210,32 @@ def fit_batch(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> BatchFitResult:
-    """Do `fit` for many problems at once, as one batch of models.
+    """Fit many problems at once, each as `fit` does, in one batch of models.
 
     Args:
-        model: a module of this package's units; num_models is problems * starts, a problem's starts
-            one after the other. It is not changed; only the shapes, dtype and device of its
-            parameters matter.
-        x: ``[problems, N, in_features]``.
-        y: ``[problems, N, out_features]``.
-        seeds: one per problem, which decides its starts and held-out rows; None: 0, 1, ...
+        model: a layer of this package or a `Sequential` of such layers. Its num_models is the
+            number of problems times the number of random initialisations per problem; the models
+            of the first problem come first. The model is not changed; only the shapes, dtype and
+            device of its parameters are used.
+        x: rows ``[problems, N, in_features]``.
+        y: targets ``[problems, N, out_features]``.
+        seeds: one seed per problem, for its initialisations and held-out rows; None: 0, 1, ...
         recipe: the settings, see `Recipe`.
-        progress: show how far it is and how long it will take, on stderr; None: if that is a
+        progress: whether progress and the remaining time are shown on stderr; None: if stderr is a
             terminal.
-        checkpoint: a file from which an interrupted fit continues, with the same bits; it is
-            updated.
+        checkpoint: a file. If it exists, the fit continues from it, with bitwise identical results
+            as in `fit`. The file is updated.
 
-    Returns `BatchFitResult`: the best model of each problem, in one batch. Raises ValueError and
-    TypeError for arguments that do not fit, and for another fit's checkpoint.
+    Returns a `BatchFitResult`: the best model of each problem, in one batch. Raises ValueError and
+    TypeError for invalid arguments, and ValueError for a checkpoint of another fit.
+
+        >>> import torch
+        >>> from npu_kernels import RealNPU, fit_batch
+        >>> x = torch.rand(2, 200, 2) + 1
+        >>> y = torch.stack([x[0].prod(1, keepdim=True), x[1, :, :1] / x[1, :, 1:]])
+        >>> result = fit_batch(RealNPU(2, 1, num_models=2 * 32), x, y)
+        >>> result.models.weight_re.tolist()
+        [[[1.0, 1.0]], [[1.0, -1.0]]]
     """
     check("fit_batch", x, y, 3)
     seeds = range(len(x)) if seeds is None else seeds
@@ -251,7 +261,7 @@ def _warn_of_error(run: FitJob, holdout_error: float, folds: int) -> None:
     if held < FEW_HELD_OUT and not folds:
         rows = f"{held} held-out row{'' if held == 1 else 's'}"
         problem = f"{rows}, which the model was chosen by: it may be far too small"
-        warn(f"{run.function}: the loss is that of {problem}; from {FEW_HELD_OUT} on it says more")
+        warn(f"{run.function}: the loss is of {problem}; hold out at least {FEW_HELD_OUT} rows")
     elif held < FEW_HELD_OUT:
         warn(
             f"{run.function}: {run.data.training.y.shape[1] + held} rows are few: the model was "

@@ -105,13 +105,13 @@ class Template:
         named = dict(model.named_parameters())
         if not owners:
             got = f"{type(model).__name__} without any"
-            raise ValueError(f"{function}: model must have units of npu_kernels, got {got}")
+            raise ValueError(f"{function}: model must have layers of npu_kernels, got {got}")
         for name in [*named, *dict(model.named_buffers())]:
             if name not in owners:
-                rule = "every parameter of model must belong to a unit of npu_kernels"
+                rule = "every parameter of model must belong to a layer of npu_kernels"
                 raise ValueError(f"{function}: {rule}, got {name}")
         if len(counts) > 1 or None in counts:
-            rule = "every unit of model must have the same num_models (the number of starts)"
+            rule = "every layer of model must have the same num_models (random initialisations)"
             raise ValueError(f"{function}: {rule}, got {sorted(counts, key=str)}")
         self.num_models: int = counts.pop()
         self.model = model

@@ -1,4 +1,4 @@
-"""What a fit takes and what it returns: its settings, candidates and models."""
+"""Settings and results of `fit`."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class Recipe:
         def falling(values: Any) -> bool:
             return all(0 < b <= a for a, b in zip([1.0, *values], values, strict=False))
 
-        for name, least in (("batch_size", 1), ("refine", 0), ("settle", 0)):
-            check_whole("Recipe", name, getattr(self, name), least)
+        for name, minimum in (("batch_size", 1), ("refine", 0), ("settle", 0)):
+            check_whole("Recipe", name, getattr(self, name), minimum)
         for name in ("lr", "weight_bound"):
             check_number("Recipe", name, getattr(self, name), above=0)
         check_number("Recipe", "slack", self.slack, minimum=0)
@@ -111,7 +111,7 @@ class Recipe:
         rule(
             "rungs",
             integers(steps, 1) and numbers(shares, 0, 1) and shares[0] == 1 and falling(shares),
-            "be pairs (steps of at least 1, share of the starts), the shares falling from 1",
+            "be pairs (steps of at least 1, share of initialisations), the shares falling from 1",
         )
         for name in ("finalists", "rows"):
             pair = getattr(self, name)
@@ -142,15 +142,16 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that was considered in the end.
+    """A trained model among which `fit` selected the result.
 
     Attributes:
-        kind: "raw" (as Adam left it), "refined" (gates 0 or 1, weights by L-BFGS), "powers" (powers
-            rounded, the rest refitted) or "rounded" (all of it).
-        denominator: 0 where nothing is rounded.
-        init_index: the index of its start.
+        kind: "raw" (after Adam), "refined" (gates 0 or 1, weights after L-BFGS), "powers" (powers
+            rounded, the rest refitted) or "rounded" (all weights rounded).
+        denominator: maximum denominator of the rounding; 0 if nothing is rounded.
+        init_index: index of its random initialisation.
         loss: its held-out error.
-        cost: its loss less that of its start before rounding.
+        cost: increase of the held-out error by rounding: its loss minus the loss of the same model
+            before rounding.
     """
 
     kind: str
@@ -167,15 +168,16 @@ class BatchFitResult:
     Attributes:
         models: one batch, `num_models` is the number of problems.
         losses: held-out errors ``[problems]`` in the models' dtype, as defined by `Recipe.loss`.
-        init_losses: the last error of each initialisation, after the last stage in which it took
-            part ``[problems, initialisations]``.
-        n_stages: number of stages in which each initialisation took part ``[problems,
+        init_losses: the last error of each initialisation ``[problems, initialisations]``, after
+            the last stage of Adam (`Recipe.rungs`) in which it took part.
+        n_stages: number of these stages in which each initialisation took part ``[problems,
             initialisations]``.
         n_steps: gradient evaluations ``[problems]`` of one model on `batch_size` rows.
         n_rows: rows ``[problems]`` in these evaluations.
         chosen: the selected candidate of each problem.
         candidates: all candidates of each problem.
-        history: numbers at the end of each stage.
+        history: a dict at the end of each stage: its number, the models that remain, the smallest
+            and the largest error over the problems, and so on.
         seconds: computing time.
         complete: False if the fit was interrupted.
     """
@@ -201,14 +203,16 @@ class FitResult:
         model: the model, without a model dimension. A single power layer with a coefficient other
             than 1 is followed by ``NAU(1, 1, clip=False)``.
         loss: held-out error in the dtype of the model, as defined by `Recipe.loss`.
-        init_losses: the last error of each initialisation, after the last stage in which it took
-            part ``[initialisations]``.
-        n_stages: number of stages in which each initialisation took part ``[initialisations]``.
+        init_losses: the last error of each initialisation ``[initialisations]``, after the last
+            stage of Adam (`Recipe.rungs`) in which it took part.
+        n_stages: number of these stages in which each initialisation took part
+            ``[initialisations]``.
         n_steps: gradient evaluations of one model on `batch_size` rows.
         n_rows: rows in these evaluations.
-        chosen: the selected candidate.
-        candidates: all candidates.
-        history: numbers at the end of each stage.
+        chosen: the selected `Candidate`.
+        candidates: all candidates: models before and after rounding.
+        history: a dict at the end of each stage: its number, the models that remain, the smallest
+            and the largest error over the problems, and so on.
         seconds: computing time, cross-validation included.
         complete: False if the fit was interrupted.
         n_folds: number of cross-validation parts from which `loss` was computed; 0: from held-out
@@ -242,7 +246,7 @@ class FitResult:
         return [
             ("held-out error", f"{self.loss:.3g}"),
             ("chosen", self.chosen.kind + rounded),
-            ("starts", len(self.init_losses)),
+            ("initialisations", len(self.init_losses)),
             ("seconds", f"{self.seconds:.2g}"),
             ("complete", "yes" if self.complete else "no"),
         ]

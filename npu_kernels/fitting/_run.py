@@ -70,7 +70,7 @@ class Stage:
 
 
 class Searching(Stage):
-    """A stretch of Adam."""
+    """A stage of Adam."""
 
     kind = "raw"
 
@@ -255,13 +255,13 @@ class FitJob:
     """A fit of several problems in progress.
 
     Args:
-        model: units with num_models = problems * starts; problem p's starts come one after the
-            other.
+        model: layers whose num_models is the number of problems times the number of random
+            initialisations per problem; the models of the first problem come first.
         x, y: ``[problems, N, I]``, ``[problems, N, O]``.
-        seeds: one for each problem, which decides its starts, its held-out rows and the order of
-            the others.
+        seeds: one seed per problem, for its initialisations, its held-out rows and the order of the
+            other rows.
         recipe: the settings.
-        function: for messages.
+        function: name of the calling function, for messages.
 
     `done` of `total` rounds were made; `advance` makes more; `result` returns the best models.
     """

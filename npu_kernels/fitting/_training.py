@@ -19,13 +19,13 @@ from npu_kernels.training._run import loop_for
 from npu_kernels.training._steps import Loop
 
 BETAS, EPS = (0.9, 0.99), 1e-8
-LAST_RATE = 0.05  # of the first, at the end of a stretch
+LAST_RATE = 0.05  # of the first, at the end of a stage
 SAMPLED_STEPS = 64  # whose rows are drawn at once
 GATHERED_NUMBERS = 2**22  # of rows of all models at once where several problems have other rows
 
 
 def falling(step: int, steps: int) -> float:
-    """Return the share of the first rate at a step (from 0) of a stretch."""
+    """Return the share of the first rate at a step (from 0) of a stage."""
     return LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
@@ -73,12 +73,12 @@ class Search:
         return self._drawn[index : index + limit]
 
     def advance(self, rung: int, first: int, steps: int, limit: int = 1) -> int:
-        """Make steps of a stretch; return their number.
+        """Make steps of a stage; return their number.
 
         Args:
-            rung: the index of the stretch.
-            first: the index of the first step in the stretch.
-            steps: of the stretch.
+            rung: the index of the stage.
+            first: the index of the first step in the stage.
+            steps: of the stage.
             limit: the largest number of steps.
         """
         tensors = self.rows.x, self.rows.y, self.rows.weight

@@ -1,4 +1,4 @@
-"""Formulas of what a model of Neural Power Units has learnt.
+"""Formulas of trained models of Neural Power Units.
 
     >>> import torch
     >>> from npu_kernels import RealNPU, formula
@@ -7,7 +7,7 @@
     >>> layer.gate.data = torch.tensor([1.0, 0.999])
     >>> x = torch.rand(200, 2) + 1
     >>> result = formula.simplify(layer, x, x[:, :1] / x[:, 1:], tolerance=1e-3)
-    >>> print(formula.extract(result.module, ["a", "b"]))  # print(result) has each step's cost
+    >>> print(formula.extract(result.module, ["a", "b"]))  # print(result) has the cost of each step
     y = a/b
 
 `extract` needs sympy, ``pip install 'npu_kernels[formula]'``; the rest does not.

@@ -28,8 +28,8 @@ class TorchFunction:
     `source`.
 
     Attributes:
-        source: a Python function of the single variables, which can be copied elsewhere.
-        names: of the variables, in the order of x's columns.
+        source: source of a Python function of the single variables, which can be copied elsewhere.
+        names: names of the variables, in the order of the columns of x.
     """
 
     source: str
@@ -125,7 +125,7 @@ class _Writer:
         if name in _FUNCTIONS:
             return f"torch.{name.lower()}({self.bare(e.args[0])})"
         if name == "Indexed":
-            rule = "the law must be that of one group, as of(label) gives it"
+            rule = "the equation must be of one group, see for_group(label)"
             raise ValueError(f"formula: {rule}, got the coefficient {e}")
         raise NotImplementedError(f"no torch code for {name}: {e}")
 

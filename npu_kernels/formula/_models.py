@@ -22,16 +22,15 @@ FRACTION_LIMIT = 2.0**45
 def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Tensor]:
     """The nearest fraction of every weight, in lowest terms: ``(numerator, denominator)``.
 
-    Both are integers in float64. Of two fractions that are equally near, the result is the one
-    with the smaller denominator. inf and nan keep their value, over 1. Weights from 2^45 on get the
-    nearest integer: float64 does not distinguish fractions of that size.
+    Both are integers in float64. Of two equally near fractions, the result has the smaller
+    denominator. inf and nan keep their value, over 1. Weights of at least 2^45 become the nearest
+    integer, because float64 does not distinguish fractions of that size.
 
     Args:
-        weights: a tensor of any shape, floating-point.
-        max_denominator: the largest denominator, from 1 (integers) to 1000.
+        weights: floating-point tensor of any shape.
+        max_denominator: maximum denominator, from 1 (integers) to 1000.
 
-    Raises TypeError for weights that are no floating-point tensor, ValueError for another
-    denominator.
+    Raises TypeError unless weights is a floating-point tensor, ValueError for another denominator.
 
         >>> import torch
         >>> from npu_kernels.formula import as_fraction
@@ -54,13 +53,13 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
 
 
 def nearest_fraction(weights: Tensor, max_denominator: int = 12) -> Tensor:
-    """Each weight's nearest fraction with at most this denominator: a new tensor without gradient.
+    """Return each weight's nearest fraction, as a new tensor without gradient.
 
     Args:
-        weights: a floating-point tensor.
-        max_denominator: the largest denominator, from 1 to 1000.
+        weights: floating-point tensor.
+        max_denominator: maximum denominator, from 1 to 1000.
 
-    Returns a tensor of the same shape, dtype and device. Raises TypeError for weights that are no
+    Returns a tensor of the same shape, dtype and device. Raises TypeError unless weights is a
     floating-point tensor, ValueError for another denominator.
 
         >>> import torch
@@ -159,11 +158,11 @@ def epsilon(layer: Layer) -> float:
 
 
 def select(module: nn.Module, model: int | None = None) -> nn.Module:
-    """One model of a batch of models, as a separate module: a copy without the model dimension.
+    """Return one model of a batch of models, as a copy without the model dimension.
 
     Args:
-        module: a layer of ours, a Linear, or a Sequential of these, nested or not.
-        model: its index; None where the layers have no `num_models`, to copy the module as it is.
+        module: a layer of this package, a Linear, or a Sequential of these, nested or not.
+        model: index of the model; None if the layers have no `num_models`: copies the module.
 
     Raises TypeError for other modules, ValueError for an index out of range or layers of different
     `num_models`.

@@ -35,18 +35,18 @@ def require_sympy() -> ModuleType:
 
 @dataclass(frozen=True)
 class Formula:
-    """What a model computes, as expressions; from `extract`.
+    """The formula of a model, from `extract`.
 
-    ``str()`` gives one line per output, in Python's operators but with ``|x|``, and ``[x < 0]`` for
-    1 where x is negative and 0 elsewhere, decimals rounded to 4 digits. A name that Python could
-    not read, such as ``T-T0``, stands in backquotes. Calling the formula with
-    ``x [..., I]`` gives ``[..., O]``, computed by `torch_function`, with all digits.
+    ``str()`` returns one line per output, with Python's operators, ``|x|``, and ``[x < 0]`` for 1
+    if x is negative, else 0. Decimals are rounded to 4 digits. Names that are not Python
+    identifiers, such as ``T-T0``, are in backquotes. A call with ``x [..., I]`` returns
+    ``[..., O]``, computed by `torch_function` with all digits.
 
     Attributes:
-        symbols: the inputs, sympy's.
-        names: of the outputs.
-        expressions: one for each output.
-        note: what was left out.
+        symbols: sympy symbols of the inputs.
+        names: names of the outputs.
+        expressions: sympy expressions, one for each output.
+        note: what the formula leaves out of the model, as text.
     """
 
     symbols: tuple[Any, ...]
@@ -55,7 +55,7 @@ class Formula:
     note: str
 
     def text(self, digits: int | None = 4) -> str:
-        """One line per output; decimals with `digits` significant digits, None for all."""
+        """Return one line per output. digits: significant digits of decimals, None for all."""
         from npu_kernels.formula import _expressions as printing
 
         digits = _check_digits("text", digits)
@@ -63,7 +63,7 @@ class Formula:
         return "\n".join(f"{name} = {printing.written(e, digits)}" for name, e in rows)
 
     def latex(self, digits: int | None = 4) -> list[str]:
-        """One equation per output, without dollars; `digits` as for `text`."""
+        """Return one LaTeX equation per output, without dollars. digits: same as for `text`."""
         from npu_kernels.formula import _expressions as printing
 
         digits = _check_digits("latex", digits)
@@ -73,7 +73,7 @@ class Formula:
 
     @functools.cached_property
     def torch_function(self) -> TorchFunction:
-        """The formula as plain torch code, which needs no sympy; its ``str()`` is the source."""
+        """The formula as plain torch code, which does not need sympy; ``str()`` is the source."""
         return with_comment(self._code, self.text())
 
     @functools.cached_property
@@ -168,36 +168,36 @@ def extract(
     nonnegative: bool | Collection[str] | Any = False,
     max_denominator: int = 12,
 ) -> Formula:
-    """The formula that a model computes.
+    """Return the formula that a model computes.
 
     Args:
         module: NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU, Linear, or a Sequential of
-            these, nested or not. Expressions grow with every layer's width, so this is for models
-            of some tens of units. Of a model with sharded parameters (FSDP2, DTensor) every rank
-            must call it, since each has a part of them.
-        inputs: I names, or sympy symbols with assumptions of their own; x0, x1, ... unless given.
-        outputs: O names; y0, y1, ... unless given.
-        model: index of the model to read where the layers have `num_models`.
-        eps: True: the units' eps stays, and the expressions equal the model to rounding at every
-            input, 0 included. Exception: where ``cos(pi / 2)`` feeds another power layer, the
-            formula has 0 and the model the rounding error of the cosine.
-            False: eps is left out of ``|x| + eps``, so that powers read as powers. `Formula.note`
-            says what that changes, for inputs not much greater than eps.
-        nonnegative: inputs that are never negative, by name, or True for all: their ``|x|`` is x
-            then, and no ``[x < 0]`` (1 where x < 0, else 0) is needed. Or the data ``[N, I]``, a
-            tensor, array or DataFrame: every input without negative values in it counts as
-            nonnegative.
-        max_denominator: a weight that is, to its dtype's last digit, a fraction with at most this
-            denominator is written as a fraction, unless its size is 2^45 or more. A weight that is
-            only near a fraction stays: `simplify` changes it.
+            these, nested or not. Expressions grow with the width of every layer, so use models with
+            at most some tens of hidden units. If parameters are sharded (FSDP2, DTensor), every
+            rank must call it.
+        inputs: I names, or sympy symbols with their own assumptions; default x0, x1, ...
+        outputs: O names; default y0, y1, ...
+        model: index of the model if the layers have `num_models`.
+        eps: True keeps the eps of the layers: the expressions equal the model up to rounding at
+            every input, also at 0. Exception: where ``cos(pi / 2)`` is an input of another power
+            layer, the formula has 0 and the model the rounding error of the cosine.
+            False leaves eps out of ``|x| + eps``, so that powers are written as powers.
+            `Formula.note` describes the difference, which matters for inputs not much larger than
+            eps.
+        nonnegative: inputs that are never negative, by name, or True for all. Their ``|x|`` is
+            written as x, without ``[x < 0]`` (1 if x < 0, else 0). Or data ``[N, I]``, a tensor,
+            array or DataFrame: inputs without negative values in it are nonnegative.
+        max_denominator: a weight that is, up to the last digit of its dtype, a fraction with at
+            most this denominator is written as a fraction, unless its size is 2^45 or more. A
+            weight that is only near a fraction is written as a decimal; `simplify` rounds it.
 
-    Products of powers are correct for inputs of both signs: a weight w with a gate of 1 gives
-    ``x**w`` where w is whole, else ``|x|**w`` and, with the other inputs, a factor
-    ``cos(pi (w [x < 0] + ...))``; a gate g strictly between 0 and 1 gives ``(g |x| + 1 - g)**w``
-    and ``w g`` in the cosine.
+    Products of powers are correct for inputs of both signs. A weight w with a gate of 1 is written
+    as ``x**w`` if w is an integer, else as ``|x|**w``, with a factor ``cos(pi (w [x < 0] + ...))``
+    for all such inputs. A gate g strictly between 0 and 1 is written as ``(g |x| + 1 - g)**w``,
+    with ``w g`` in the cosine.
 
-    An NMRU in training mode has its eps like the other units; in evaluation mode it has none. A
-    reciprocal whose weight is 0 is left out of the formula; where its input is 0 the layer gives
+    The eps of an NMRU is written in training mode only, as the layer has none in evaluation mode. A
+    reciprocal whose weight is 0 is left out of the formula; if its input is 0, the layer returns
     nan, and the formula does not.
 
     Raises ImportError without sympy, TypeError for other modules, ValueError for wrong names, model

@@ -145,10 +145,11 @@ class Change:
 
     Attributes:
         parameter: the parameter's name in the module.
-        index: of the entry in the tensor.
-        before: the entry's value.
-        after: the value that was tried.
-        alone: error with this change only, of the step's first model or its last refit.
+        index: index of the entry in the tensor.
+        before: value of the entry.
+        after: value that was tried.
+        alone: error of the model at the beginning of the step, or after its last refit, with this
+            change only.
         error: error with this change and all accepted changes before it.
         accepted: whether the entry has the value `after` in the result.
     """
@@ -175,10 +176,10 @@ class Step:
 
     Attributes:
         name: "gates", "prune", "unused" or "round".
-        before: the model's error before the step.
-        after: the model's error after the step.
-        n_parameters: the number of parameters that are not 0 after the step.
-        changes: all that were tried.
+        before: error of the model before the step.
+        after: error of the model after the step.
+        n_parameters: number of parameters that are not 0 after the step.
+        changes: all changes that were tried.
     """
 
     name: str
@@ -196,13 +197,15 @@ class Step:
 class SimplifyResult:
     """A simplified copy of a model, and its record.
 
-    ``str()`` is a table of the steps; `details` lists every change.
+    ``str()`` is a table of the steps: parameters that are not 0, changes that were made and
+    rejected, error after the step, increase of the error by the step (cost), and the largest
+    increase by one change (largest). `details` lists every change.
 
     Attributes:
         module: one model, without `num_models`.
-        error: of the original model.
-        n_parameters: the number of parameters that were not 0 in the original model.
-        steps: in the order in which they were done.
+        error: error of the original model.
+        n_parameters: number of parameters that were not 0 in the original model.
+        steps: the steps, in order.
     """
 
     module: nn.Module
@@ -211,7 +214,7 @@ class SimplifyResult:
     steps: tuple[Step, ...]
 
     def __str__(self) -> str:
-        head = ("step", "parameters", "changed", "rejected", "error", "cost", "most for one")
+        head = ("step", "parameters", "changed", "rejected", "error", "cost", "largest")
         rows = [head, ("given", str(self.n_parameters), "", "", f"{self.error:.3e}", "", "")]
         for step in self.steps:
             errors = [step.before, *(change.error for change in step.accepted)]
@@ -223,7 +226,7 @@ class SimplifyResult:
         return "\n".join("{:<8}{:>12}{:>12}{:>12}{:>12}{:>12}{:>14}".format(*row) for row in rows)
 
     def details(self) -> str:
-        """All changes of all steps, one per line."""
+        """Return all changes of all steps, one per line."""
         lines = []
         for step in self.steps:
             lines.append(f"{step.name}: error {step.before:.3e} -> {step.after:.3e}")
@@ -483,14 +486,14 @@ def simplify(
         max_denominator: maximum denominator of "round".
         tolerance: None to accept all changes. A number: changes are tried one by one, in order of
             increasing error, and accepted while the error is at most the error of the original
-            model plus the tolerance. A gate may then become 0 or 1, not only the nearer one, and a
-            weight the simplest fraction that increases the error by at most its share: what remains
-            of the tolerance divided by the number of remaining candidates. "auto": with y, the
-            increase that the noise and the number of rows allow (by BIC, for all parameters
-            together), which is nearly 0 if the fit is exact or there are many rows; without y, all
-            changes are accepted. With y, weights of sums (NAU, Linear) become 0, 1 or -1 by this
-            rule, and other fractions only if that does not increase the error, since measured
-            constants are rarely fractions.
+            model plus the tolerance. For a gate, both 0 and 1 are tried. A weight becomes the
+            simplest fraction that increases the error by at most its share: the unused part of the
+            tolerance, divided by the number of weights still to be tried. "auto": with y, the total
+            increase at which the BIC would prefer a model without any parameters, which is nearly 0
+            if the fit is exact or there are many rows; without y, all changes are accepted. With
+            "auto" and y, weights of sums (NAU, Linear) become 0, 1 or -1 by this rule, and other
+            fractions only if that does not increase the error, since measured constants are rarely
+            fractions.
         model: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.

@@ -1,10 +1,11 @@
-"""Conversion of other code's layers into ours and back.
+"""Conversion of layers of other code into fused layers, and back.
 
-`swap` replaces the eager layers of a model by the fused modules, `to_reference` goes back, with the
-weights carried over. Both change a copy of the model, unless ``inplace=True``.
+`swap` replaces the eager layers of a model by the fused modules, `to_reference` converts back. Both
+copy the weights, and change a copy of the model, unless ``inplace=True``.
 
-`swap` takes the eager layers of this package (`npu_kernels.interop.reference_layers`), and power
-units of other code. It recognises these by the names of their parameters, never by their class:
+`swap` converts the eager layers of this package (`npu_kernels.interop.reference_layers`), and NPU,
+RealNPU and NaiveNPU layers of other code. It recognises these by the names of their parameters, not
+by their class:
 
 =========  ============================================================
 ours       names
@@ -14,12 +15,12 @@ weight_im  ``Im, W_im, W_imag, W_i, weight_im``; without it a RealNPU
 gate       ``g, G, gate``; without it a NaiveNPU
 =========  ============================================================
 
-Whether the weights are ``[O, I]`` or ``[I, O]``, and whether the layer computes a power unit at
-all, its own forward tells: `swap` calls it with drawn weights, gates also outside of [0, 1], and
-inputs of both signs, in float64 where the layer can compute in it. A layer that clips its weights,
-inputs or results within its forward computes another function. What it
-adds to ``|x|`` is its attribute ``eps`` or ``epsilon``, else the argument `eps`, and its forward is
-called at ``x = 0`` to compare. The new layers compute float16 and bfloat16 in float32.
+`swap` calls the forward of such a layer with random weights, with gates also outside of [0, 1], and
+inputs of both signs, in float64 if the layer can compute in it. So it finds out whether the weights
+are ``[O, I]`` or ``[I, O]``, and whether the layer computes the same function. A layer that clips
+its weights, inputs or results within its forward computes another function. The layer adds its
+attribute ``eps`` or ``epsilon`` to ``|x|``, or else the argument `eps`; its forward at ``x = 0``
+must agree. The new layers compute float16 and bfloat16 in float32.
 
 `to_reference` and `from_parameters` know two published layouts:
 
@@ -27,19 +28,19 @@ called at ``x = 0`` to compare. The new layers compute float16 and bfloat16 in f
 layout      parameters                      what differs from ours
 ==========  ==============================  ======================================================
 julia       ``Re, Im [O, I], g [I]``        eps: machine epsilon of the dtype, as ours. Gate:
-                                            clipped as ours; from NeuralArithmetic.jl 1.0.3 with
-                                            a straight-through gradient: say
+                                            clipped as ours; since NeuralArithmetic.jl 1.0.3
+                                            with a straight-through gradient: pass
                                             ``gate_gradient="straight_through"``. Up to 1.0.2
-                                            the gradient at a gate of exactly 0 is 0, where ours
-                                            passes it.
+                                            the gradient at a gate of exactly 0 is 0; ours is
+                                            not.
 pytorch     ``W_real, W_im [I, O], g [I]``  eps: its module's attribute ``eps``, float32's epsilon
                                             in every dtype. Gate: ``torch.clamp``, as ours.
                                             Clipping weights or gates in place after a step
                                             belongs to the training loop: `training.project_`.
 ==========  ==============================  ======================================================
 
-Swap first, then compile, wrap for several processes or add hooks, and build the optimizer: one that
-was made before belongs to the old model's parameters.
+Swap first, then compile the model, wrap it for several processes, add hooks, and build the
+optimizer: an optimizer that was built before has the old model's parameters.
 
     >>> import torch
     >>> from npu_kernels import interop
@@ -106,14 +107,14 @@ def from_parameters(
     gate_gradient: str = "clip",
     layout: str | None = None,
 ) -> BaseLayer:
-    """Make a fused layer of arrays or tensors by published names, ``{"Re": ..., "Im": ..., ...}``.
+    """Return a fused layer with published parameters, ``{"Re": ..., "Im": ..., ...}``.
 
     Args:
-        parameters: of one layer, in the layout "julia" or "pytorch" (see this module). A
-            `torch.nn.Parameter` that needs no transposition stays the same object.
+        parameters: arrays or tensors of one layer by name, in the layout "julia" or "pytorch" (see
+            this module). A `torch.nn.Parameter` that needs no transposition stays the same object.
         eps: added to ``|x|``; None for the machine epsilon of the dtype.
         gate_gradient: "clip" or "straight_through".
-        layout: None to recognise it by the names.
+        layout: "julia" or "pytorch"; None: recognised by the names.
 
     Returns a `NPU`, `RealNPU` or `NaiveNPU`. Raises ValueError for names or shapes of no layout.
     """
@@ -393,7 +394,7 @@ def swap(
 ) -> nn.Module:
     """Return a model whose eager layers are replaced by fused modules with the same weights.
 
-    These layers are those of `npu_kernels.interop.reference_layers`, and third-party layers that
+    It replaces the layers of `npu_kernels.interop.reference_layers`, and third-party layers that
     compute an NPU, RealNPU or NaiveNPU. A third-party layer is recognised by the names of its
     parameters, and its forward is called to check that it computes the same function:
 
@@ -408,8 +409,9 @@ def swap(
         gate_gradient: for third-party layers, "clip" or "straight_through".
         allow: names of extras of third-party layers that may be dropped: methods of the class and
             its base classes, such as a penalty or a clipping after each step; attributes, such as
-            ``npu_clip``; buffers. A parameter ``[I, O]`` is replaced by a new one ``[O, I]``: name
-            it if it may lose its hooks, or be shared with other modules no longer.
+            ``npu_clip``; buffers. A weight ``[I, O]`` becomes a new parameter ``[O, I]``, without
+            the hooks of the old one and without sharing: if it has hooks or is shared with other
+            modules, `swap` raises an error unless `allow` has its name.
         inplace: False changes a copy and leaves the model as it is. True changes the model itself:
             each layer remains the same object and gets another class.
 
@@ -424,7 +426,8 @@ def swap(
     Raises:
         ValueError: before anything is changed: the model has no layer that is recognised and
             none of this package; a layer has the parameter names but computes another function, or
-            adds another eps; a layer is compiled by itself or has a forward of its own; a
+            adds another eps; a layer was compiled on its own (``layer.compile()``), or its forward
+            was replaced on the instance; a
             third-party layer has hooks, is sharded, or would lose something that `allow` does not
             name.
         RuntimeError: the model cannot be copied.
@@ -474,22 +477,23 @@ def to_reference(
     allow: Collection[str] = (),
     inplace: bool = False,
 ) -> nn.Module:
-    """Return a model with its fused modules replaced by eager ones; the way back of `swap`.
+    """Return a model whose fused modules are replaced by eager modules with the same weights.
 
-    The weights are carried over.
+    Args:
+        model: any module.
+        layout: "reference" (`npu_kernels.interop.reference_layers`, the same parameters and state
+            dict), or for NPU, RealNPU and NaiveNPU of one model "julia" or "pytorch"
+            (`PublishedNPU`).
+        allow: names of attributes that a layer may lose in a published layout, and of parameters
+            that may lose their hooks or their sharing.
+        inplace: False changes a copy, True the model itself, as in `swap`.
 
-    layout: "reference" (`npu_kernels.interop.reference_layers`, the same parameters and state
-    dict), or for NPU, RealNPU and NaiveNPU of one model "julia" or "pytorch" (`PublishedNPU`).
-    allow: names of attributes that a layer may lose in a published layout, and of parameters that
-    may lose their hooks or their sharing.
-    inplace: false changes a copy, true the model itself, as in `swap`.
-
-    Parametrized layers and classes derived from the fused modules stay as they are. Returns the
-    copy, or with `inplace` the model. Raises ValueError, before anything is changed, for other
-    layouts; for a model without any layer of this package; for a layer that is compiled by itself
-    or has a forward of its own; in a published layout also for `num_models`, and for a layer that
-    has hooks, is sharded, or would lose what `allow` does not name. Raises RuntimeError for a model
-    that cannot be copied.
+    Returns the copy, or with `inplace` the model. Parametrized layers and classes derived from the
+    fused modules stay as they are. Raises ValueError, before anything is changed, for an unknown
+    layout; for a model without any layer of this package; for a layer that was compiled on its own
+    or whose forward was replaced; in a published layout also for `num_models`, and for a layer that
+    has hooks, is sharded, or would lose something that `allow` does not name. Raises RuntimeError
+    for a model that cannot be copied.
     """
     check_choice("to_reference", "layout", layout, ("reference", *LAYOUTS))
     published = () if layout == "reference" else (NPU, RealNPU, NaiveNPU)
@@ -519,14 +523,14 @@ def to_reference(
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return a table for ``ExportedProgram.run_decompositions`` that leaves plain aten alone.
+    """Return a table for ``ExportedProgram.run_decompositions``: fused operators as plain aten.
 
-    C++ needs it, and `torch.onnx.export` of a program that is exported already. Of a module,
-    `torch.onnx.export` records the formulas by itself.
+    It is needed to run an exported program in C++, and to pass an exported program to
+    `torch.onnx.export`. For a module, `torch.onnx.export` records the formulas itself.
 
-    A program with the fused operators needs `import npu_kernels` where it runs; the decomposed one
-    needs torch alone. Its gradient of a gate is that of "clip": torch drops the ``detach`` of
-    "straight_through".
+    A program with the fused operators needs `import npu_kernels` where it runs; the decomposed
+    program needs only torch. The gradient of its gates is "clip", because torch drops the
+    ``detach`` of "straight_through".
     """
     from npu_kernels.ode import _loop as time_loop
 

@@ -1,8 +1,8 @@
-"""A power unit of other code: what its parameters are, by their names and by its own forward.
+"""A power layer of other code: which of its parameters are which.
 
 Public code has several names for the weights, stores them as ``[O, I]`` or ``[I, O]``, and adds
-different numbers to ``|x|``. Names and shapes do not tell which. So the module's forward is called
-with drawn weights and inputs, and its results are compared with the formula's.
+different numbers to ``|x|``. Names and shapes do not determine which. So the module's forward is
+called with random weights and inputs, and its results are compared with the formula's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How many floating-point operations the operators are, for `torch.utils.flop_counter`.
+"""Counts of floating-point operations, for `torch.utils.flop_counter`.
 
 Importing this module registers a formula for both operators of each layer, so that
-``FlopCounterMode`` counts them; `npu_kernels` alone does not, because the counter is slow to
-import. Import it before the counter is made: a counter has the formulas of that time.
+``FlopCounterMode`` counts them. `import npu_kernels` does not import it, because the counter is
+slow to import. Import this module before you create a counter.
 
     >>> import torch, npu_kernels, npu_kernels.interop.flops
     >>> from torch.utils.flop_counter import FlopCounterMode
@@ -12,10 +12,10 @@ import. Import it before the counter is made: a counter has the formulas of that
     >>> counter.get_total_flops()  # 4 products of 100 rows and 2 x 3 weights
     4800
 
-The counts are those of the layers' formulas, whatever a kernel leaves out or computes again: 2 for
-each row, output and input of each product of rows and weights, as torch counts a matrix product.
-The product over the inputs of an NMU, an NMRU or an iNALU counts as one such product. Logarithms,
-exponentials, cosines and all that is done once for each element count nothing.
+The counts follow the layers' formulas, even if a kernel skips or repeats operations: 2 for each
+row, output and input of each product of rows and weights, as torch counts a matmul. The product
+over the inputs of an NMU, an NMRU or an iNALU counts as one such product. Elementwise operations,
+such as logarithms, exponentials and cosines, are not counted.
 
 =========================  ========  ===========================================================
 products of rows, weights  forward   backward
@@ -31,9 +31,8 @@ iNALU                      4         3 for x, 1 for what adds, 2 for what multip
                                      gate_weight
 =========================  ========  ===========================================================
 
-NAU and NAC are torch's own products, which it counts by itself. Calls that compute by the eager
-formulas are counted as torch counts these. The fused time loops and training loops are operators
-without a formula: they count nothing.
+torch counts NAU and NAC, which use its matmul, and calls with the eager implementation. The fused
+ODE solvers and training loops are operators without a formula: they are not counted.
 """
 
 from __future__ import annotations

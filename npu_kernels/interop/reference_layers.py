@@ -1,8 +1,8 @@
-"""The eager modules, with the parameters of the fused ones, and the published layouts.
+"""Eager modules with the parameters of the fused modules, and with published layouts.
 
-Names, arguments, checks and state dicts are those of `npu_kernels.layers`; the modules compute by
-the formulas of `npu_kernels.reference`, on any device. `PublishedNPU` has the parameters of
-published code, for weights that return to that code.
+Names, arguments, checks and state dicts are the same as in `npu_kernels.layers`; the modules
+compute with the formulas of `npu_kernels.reference`, on any device. `PublishedNPU` has the
+parameters of published code, to convert weights for that code.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ class PublishedNPU(nn.Module):
         layout: "julia": ``Re, Im [O, I], g [I]``; "pytorch": ``W_real, W_im [I, O], g [I]``.
         weight_re, weight_im, gate: ``[O, I]``, ``[O, I]`` or None (RealNPU), ``[I]`` or None
             (NaiveNPU).
-        eps: added to ``|x|``. The Julia package has the machine epsilon of the dtype (None), the
-            PyTorch code that of float32 in any dtype. float16 and bfloat16 are computed in float32,
-            with its epsilon.
+        eps: added to ``|x|``. The Julia package uses the machine epsilon of the dtype (None), the
+            PyTorch code float32's machine epsilon for any dtype. float16 and bfloat16 are computed
+            in float32, with its epsilon.
         gate_gradient: "clip" or "straight_through" (the Julia package from 1.0.3).
     """
 
@@ -133,7 +133,7 @@ class PublishedNPU(nn.Module):
                 self.register_parameter(key, tensor)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x [..., I]`` to ``[..., O]``."""
+        """Map ``x [..., I]`` to ``[..., O]``."""
         names, transposed = LAYOUTS[self.layout]
         weight_re: Tensor = getattr(self, names[0])
         weight_im, gate = (getattr(self, name, None) for name in names[1:])

@@ -1,18 +1,23 @@
-"""DTensor's sharding rules for the operators, units and batches of models spread over ranks.
+"""Sharding: DTensor's rules for the operators, and functions that shard layers and models.
 
-Importing this module registers the rules, made from the shapes in `ops.LAYERS`; `npu_kernels` alone
-does not, because DTensor is slow to import. Without them DTensor raises that the operator has no
-sharding strategy. Data parallelism (DistributedDataParallel, FSDP2) needs none.
+Importing this module registers the rules, which follow from the shapes in `ops.LAYERS`.
+`import npu_kernels` does not import it, because DTensor is slow to import. Without the rules,
+DTensor raises an error that the operator has no sharding strategy. Data parallelism
+(DistributedDataParallel, FSDP2) needs no rules.
 
-What may be sharded, on each dimension of a mesh separately:
+Each dimension of a mesh may shard one of these dimensions:
 
-rows B       x, y             all weights replicated; their gradients are partial sums
-outputs O    y, what has O    x and weights without O replicated; their gradients are partial sums
-models K     what has K; a shared x is replicated, its gradient a partial sum
-nothing      all replicated
+=========  ===================================  ===========================================
+dimension  sharded                              replicated; their gradients are partial sums
+=========  ===================================  ===========================================
+rows B     x, y                                 all weights
+outputs O  y, and the weights with a dimension  x and the other weights
+           O
+models K   all tensors with a dimension K       a shared x
+=========  ===================================  ===========================================
 
-Never inputs I: the exponential comes after the sum over them. A tensor that comes sharded over I is
-gathered.
+Inputs I are never sharded, because the exponential follows the sum over them. A tensor that is
+sharded over I is gathered.
 
 torch calls its registration interface experimental.
 """
@@ -113,21 +118,22 @@ def _distribute(
 
 
 class LayerParallel(ParallelStyle):
-    """A unit's style for `torch.distributed.tensor.parallel.parallelize_module`.
+    """A parallel style of a layer, for `torch.distributed.tensor.parallel.parallelize_module`.
 
-    `parallelize_module(model, mesh, {"0": LayerParallel("outputs")})` spreads the first unit.
+    `parallelize_module(model, mesh, {"0": LayerParallel("outputs")})` shards the first layer.
 
     Args:
-        over: what is spread over the ranks of a one-dimensional mesh: "batch" for the rows of x,
-            its dimension before the last; "outputs", as by torch's `ColwiseParallel`; "models".
-        input_layouts: the placement of x where it is a plain tensor. Default: `Replicate()`.
-        output_layouts: the placement of y. Default: as the unit computes it, `Shard` over its rows,
-            outputs or models.
-        use_local_output: return a plain tensor, the rank's own part.
+        over: the dimension that is sharded over the ranks of a one-dimensional mesh: "batch" for
+            the rows of x, its dimension before the last; "outputs", as torch's `ColwiseParallel`;
+            "models".
+        input_layouts: the placement of x if it is a plain tensor. Default: `Replicate()`.
+        output_layouts: the placement of y. Default: `Shard` over its rows, outputs or models, as
+            the layer computes it.
+        use_local_output: return a plain tensor, the part of this rank.
 
-    Inputs are never spread: the exponential comes after the sum over them. An x with another
-    placement is redistributed. Raises ValueError for another `over`, and for "models" of a unit
-    without num_models; TypeError for a module that is not a unit.
+    Inputs are never sharded, because the exponential follows the sum over them. An x with another
+    placement is redistributed. Raises ValueError for another `over`, and for "models" with a layer
+    without num_models; TypeError for a module that is not a layer of this package.
     """
 
     def __init__(
@@ -146,7 +152,7 @@ class LayerParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not isinstance(module, BaseLayer):
             kind = type(module).__name__
-            raise TypeError(f"LayerParallel: module must be a unit of npu_kernels, got {kind}")
+            raise TypeError(f"LayerParallel: module must be a layer of npu_kernels, got {kind}")
         models = 0 if module.num_models is None else 1
         if self.over == "models" and not models:
             raise ValueError("LayerParallel: num_models must not be None where over='models'")
@@ -181,13 +187,13 @@ class LayerParallel(ParallelStyle):
 
 
 def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Spread the K models of every unit over the ranks of a one-dimensional mesh, in place.
+    """Shard the K models of every layer over the ranks of a one-dimensional mesh, in place.
 
-    All units of `model` need the same `num_models` K. Every rank starts from rank 0's parameters
+    All layers of `model` need the same `num_models` K. Every rank begins with rank 0's parameters
     and keeps K / ranks of the models. The model then takes plain tensors, the same on every rank,
-    ``[B, I]`` or ``[K, B, I]``, and returns a DTensor ``[K, B, O]`` sharded over K; nothing is sent
-    in forward or backward except the gradient of x, if it needs one. Raises ValueError for a model
-    with parameters outside of such units, or with more than one K.
+    ``[B, I]`` or ``[K, B, I]``, and returns a DTensor ``[K, B, O]`` sharded over K. Ranks exchange
+    nothing in forward and backward, except the gradient of x if it is required. Raises ValueError
+    for a model with parameters outside of such layers, or with more than one K.
     """
     units = [module for module in model.modules() if isinstance(module, BaseLayer)]
     owned = {id(parameter) for unit in units for parameter in unit.parameters(recurse=False)}

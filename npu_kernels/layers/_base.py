@@ -29,8 +29,8 @@ class BaseLayer(nn.Module):
         num_models: K independent models in one call; None for one model without a leading
             dimension.
 
-    Raises ValueError for sizes that are no integers of at least 1, TypeError for another dtype than
-    float16, bfloat16, float32 and float64 and for a flag that is neither True nor False.
+    Raises ValueError unless sizes are integers of at least 1, and TypeError unless the dtype is
+    float16, bfloat16, float32 or float64 and flags are True or False.
     """
 
     # What `training.project_` clamps: parameter -> its interval, None where the caller chooses the

@@ -98,6 +98,6 @@ def num_models_of(function: str, modules: Iterable[nn.Module]) -> int | None:
     """
     counts = {unit.num_models for unit in modules if isinstance(unit, BaseLayer)}
     if len(counts) > 1:
-        rule, got = "the units of one model must have one num_models", sorted(counts, key=str)
+        rule, got = "the layers of one model must have one num_models", sorted(counts, key=str)
         raise ValueError(f"{function}: {rule}, got {got}")
     return counts.pop() if counts else None

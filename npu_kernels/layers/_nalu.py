@@ -62,8 +62,10 @@ class NAC(BaseLayer):
 class NALU(BaseLayer):
     """Neural Arithmetic Logic Unit, a layer.
 
-        a = nac(x)      m = exp(nac(log(|x| + eps)))      g = sigmoid(G x + bias)
+        a = nac(x)      m = exp(nac(log(|x| + eps)))      g = sigmoid(gate_weight x + gate_bias)
         y = g a + (1 - g) m
+
+    `nac` is the formula of `NAC`, both times with the same weight and mask.
 
     Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
     ``[B, I]`` to ``[K, ..., O]``.
@@ -73,12 +75,12 @@ class NALU(BaseLayer):
         out_features: number of outputs O.
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters. The published code computes this layer in float64.
-        bias: a bias in the gate. The paper's formula has none (the default), its authors' code has
-            one.
+        bias: a bias in the gate. "Neural Power Units" has none (the default); the code of its
+            authors has one.
         eps: added to ``|x|``, 1e-8 as published.
 
     Parameters: ``weight, mask, gate_weight [O, I]``, Glorot uniform; with `bias` ``gate_bias [O]``,
-    U(-b, b) with ``b = sqrt(6 / (1 + O))``, the published code's Glorot start.
+    U(-b, b) with ``b = sqrt(6 / (1 + O))``, as in the published code (Glorot).
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural
     Power Units".
@@ -137,8 +139,10 @@ class iNALU(BaseLayer):
         a = nac(x)                                     with weight_add, mask_add
         W = tanh(weight_mul) * sigmoid(mask_mul)
         m = exp(min(W log(max(|x|, eps)), omega))
-        s_o = prod_i (sign(x_i) |W_oi| + 1 - |W_oi|)   g = sigmoid(G x)
+        s_o = prod_i (sign(x_i) |W_oi| + 1 - |W_oi|)   g = sigmoid(gate_weight x)
         y = g a + (1 - g) m s
+
+    `nac` is the formula of `NAC`.
 
     Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
     ``[B, I]`` to ``[K, ..., O]``.
@@ -148,7 +152,7 @@ class iNALU(BaseLayer):
         out_features: number of outputs O.
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        eps: the least ``|x|`` in the logarithm, 1e-7 as published.
+        eps: the smallest ``|x|`` in the logarithm, 1e-7 as published.
         omega: the largest exponent, 20 as published.
 
     Parameters: ``weight_add, mask_add, weight_mul, mask_mul, gate_weight [O, I]``, Glorot uniform.

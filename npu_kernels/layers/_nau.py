@@ -23,8 +23,8 @@ class NAU(ClippedLayer):
         out_features: number of outputs O.
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        clip: clip the weight to [-1, 1] as the paper defines; false is what the paper's authors
-            ran.
+        clip: clip the weight to [-1, 1], as "Neural Power Units" defines; the code of its authors
+            does not clip.
 
     Parameters: ``weight [O, I]``, Glorot uniform.
 

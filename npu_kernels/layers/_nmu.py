@@ -27,10 +27,10 @@ class NMU(ClippedLayer):
         out_features: number of outputs O.
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        clip: clip the weight to [0, 1] as the paper defines.
+        clip: clip the weight to [0, 1], as "Neural Power Units" defines.
 
     Parameters: ``weight [O, I]``, U(0, 1) as in the published code of "Neural Power Units" (Madsen
-    and Johansen start in a narrower interval around 1/2).
+    and Johansen use a narrower interval around 1/2).
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen,
     "Neural Arithmetic Units", ICLR 2020.
@@ -55,7 +55,7 @@ class NMU(ClippedLayer):
 class NMRU(BaseLayer):
     """Neural Multiplicative Reciprocal Unit, a layer that also divides.
 
-    It is the `NMU` of ``x' = [x, 1 / (x + eps)]``.
+    It is the `NMU` of ``x' = [x, 1 / (x + eps)]``. The argument `sign` selects one of two formulas:
 
         "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)                  M = min(max(weight, 0), 1)
         "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi)
@@ -74,9 +74,8 @@ class NMRU(BaseLayer):
         sign: "product", the signs of the factors, or "separate", by a cosine like the RealNPU's.
             The authors' code calls "product" NMRU, but their published results of the NMRU are
             those of "separate".
-        eps: added to x in the reciprocals while the module is in training mode, float32's machine
-            epsilon as published, whatever the dtype; in evaluation mode (``eval()``) they are ``1 /
-            x``.
+        eps: added to x in the reciprocals in training mode; float32's machine epsilon for every
+            dtype, as published. In evaluation mode (``eval()``) reciprocals are ``1 / x``.
 
     Parameters: ``weight [O, 2 I]``, first the columns of x, then those of its reciprocals; U(1/4,
     3/4) as published.

@@ -18,7 +18,7 @@ __all__ = ["NPU", "NaiveNPU", "RealNPU"]
 
 
 class PowerLayer(BaseLayer):
-    """Options and initialisation of the three units; a parameter that a unit lacks is None."""
+    """Options and initialisation of the three layers; a missing parameter is None."""
 
     parameter_bounds: ClassVar[dict[str, tuple[float, float] | None]] = {
         "weight_re": None,
@@ -86,11 +86,11 @@ class NPU(PowerLayer):
         out_features: number of outputs O.
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        init_im: start of weight_im: "zeros" (the paper), "uniform" (Glorot uniform, as weight_re)
-            or a factor on Glorot's bound. Imaginary weights that start at 0 stay there as long as
-            no input is negative.
+        init_im: initialisation of weight_im: "zeros" (as published), "uniform" (Glorot uniform, as
+            weight_re) or a factor of Glorot's bound. Imaginary weights of 0 stay 0 as long as no
+            input is negative.
         eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
-        gate_gradient: "clip" (none where the gate is outside [0, 1], as published) or
+        gate_gradient: "clip" (no gradient for gates outside [0, 1], as published) or
             "straight_through".
 
     Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``, ``gate [I]`` (0.5);
@@ -138,7 +138,7 @@ class RealNPU(PowerLayer):
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
         eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
-        gate_gradient: "clip" (none where the gate is outside [0, 1], as published) or
+        gate_gradient: "clip" (no gradient for gates outside [0, 1], as published) or
             "straight_through".
 
     Parameters: ``weight_re [O, I]`` (Glorot uniform), ``gate [I]`` (0.5); with `num_models`
@@ -183,9 +183,9 @@ class NaiveNPU(PowerLayer):
         out_features: number of outputs O.
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        init_im: start of weight_im: "zeros" (the paper), "uniform" (Glorot uniform, as weight_re)
-            or a factor on Glorot's bound. Imaginary weights that start at 0 stay there as long as
-            no input is negative.
+        init_im: initialisation of weight_im: "zeros" (as published), "uniform" (Glorot uniform, as
+            weight_re) or a factor of Glorot's bound. Imaginary weights of 0 stay 0 as long as no
+            input is negative.
         eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
 
     Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``; with `num_models`

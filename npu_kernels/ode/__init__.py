@@ -1,10 +1,10 @@
-"""Neural ODEs of Neural Power Units, ``u' = NAU(NPU(u))``, and laws of time series.
+"""Neural ODEs of Neural Power Units, ``u' = NAU(NPU(u))``, and equations of time series.
 
-rollout          the trajectory of a power layer and a NAU, and its exact discrete adjoint
-integrate        the same for weights that are no modules
-interpolate      a trajectory at any times, linear or by cubic Hermite polynomials
-fit              from time series to their law, as an equation with confidence intervals
-first_nonfinite  where trajectories leave the finite numbers
+rollout          the trajectory of an NPU and a NAU, and its exact discrete adjoint
+integrate        the same for weights instead of modules
+interpolate      a trajectory at any times, linear or with cubic Hermite polynomials
+fit              differential equations of time series, with confidence intervals
+first_nonfinite  the first step at which a trajectory is inf or nan
 """
 
 from typing import TYPE_CHECKING

@@ -532,9 +532,9 @@ class Statistics(NamedTuple):
     Attributes:
         n_accepted: number of steps that were accepted.
         n_rejected: number of steps that were tried and rejected.
-        n_evaluations: number of the model's evaluations: two for the size of the first step; six
-            for a step of an explicit method, and for one of an implicit method Newton's iterations
-            and its Jacobian.
+        n_evaluations: number of evaluations of the model: two for the size of the first step, six
+            for a step of an explicit method; for a step of an implicit method, Newton's iterations
+            and the Jacobian.
     """
 
     n_accepted: Tensor

@@ -1,4 +1,4 @@
-"""The time loop: its options and operands, whether its result is finite, how far to trust it."""
+"""The ODE solver: its options and operands, whether its result is finite, how far to trust it."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def check_trajectory(
 def first_nonfinite(trajectory: Tensor) -> Tensor:
     """Return the first step at which a trajectory ``[..., steps + 1, D]`` is inf or nan.
 
-    The result ``[...]`` is -1 for a trajectory that is finite.
+    The result ``[...]`` is -1 for a finite trajectory.
     """
     check_trajectory("first_nonfinite", trajectory, 1)
     return first_true(~trajectory.detach().isfinite().all(-1))
@@ -317,8 +317,8 @@ ADVICE = "ode.rollout(model, u0, t=..., method='kvaerno5')"
 class InaccurateError(FloatingPointError):
     """A trajectory whose estimated error is larger than its states.
 
-    message: names the model, the step and, where the model is stiff, the largest dt. first: the
-    first such step of each trajectory, -1 without any.
+    message: names the model, the step and, if the model is stiff, the largest dt. first: the first
+    such step of each trajectory, -1 if there is none.
     """
 
     def __init__(self, message: str, first: Tensor) -> None:
@@ -329,8 +329,8 @@ class InaccurateError(FloatingPointError):
 class StepSizeError(FloatingPointError):
     """A trajectory of adaptive steps that did not reach its end: too many steps, or too small ones.
 
-    message: names the model and the time and, where the model is stiff, an alternative. reached:
-    the time that each trajectory has reached, ``[(K,) (B,)]``.
+    message: names the model, the time and, if the model is stiff, another method. reached: the
+    time that each trajectory has reached, ``[(K,) (B,)]``.
     """
 
     def __init__(self, message: str, reached: Tensor) -> None:
@@ -341,8 +341,8 @@ class StepSizeError(FloatingPointError):
 class StiffWarning(UserWarning):
     """Most of a trajectory's adaptive steps are as long as its stability allows, not its tolerance.
 
-    message: names the model, the time and an alternative. steps: how many such steps each
-    trajectory has, ``[(K,) (B,)]``.
+    message: names the model, the time and another method. steps: number of such steps of each
+    trajectory, ``[(K,) (B,)]``.
     """
 
     def __init__(self, message: str, steps: Tensor) -> None:

@@ -1,8 +1,8 @@
-"""Inputs of the time loop: known columns v(t), linear between their times.
+"""Inputs of the ODE solver: known columns v(t), linear between their times.
 
 Between two times of the inputs, ``u' = f(u, v)`` with ``v' = constant`` is a model of more states:
 a power layer with one product more, of exponents 0, and a NAU in which this product moves the
-inputs. So each segment is the time loop of plain models, and its result is that of exact inputs.
+inputs. So each segment is solved as for plain models, and its result is that of exact inputs.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def driven(weights: Weights, slope: Tensor, clip: bool) -> Weights:
     return with_product(weight_re), im, gate, weight
 
 
-# ---- the time loop with inputs -------------------------------------------------------------------
+# ---- the ODE solver with inputs ------------------------------------------------------------------
 #
 # Segment by segment, each with inputs that are linear.
 

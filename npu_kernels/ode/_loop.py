@@ -1,4 +1,4 @@
-"""The time loop ``u' = NAU(NPU(u))`` by explicit Runge-Kutta steps: its formulas, and fused.
+"""The ODE solver of ``u' = NAU(NPU(u))`` with explicit Runge-Kutta steps: its formulas, and fused.
 
 The formulas are in eager torch: the specification and the oracle of the fused loop, like
 `npu_kernels.reference` for the layers. `explicit_steps` is the plain loop over any f,
@@ -206,7 +206,7 @@ def ode_backward(
     )
 
 
-# ---- the time loop -------------------------------------------------------------------------------
+# ---- the ODE solver ------------------------------------------------------------------------------
 #
 # Fixed steps and their gradient: one call of a backend, or a call for each step.
 #
@@ -217,7 +217,7 @@ Weights = tuple[Tensor, Tensor | None, Tensor | None, Tensor]  # weight_re, weig
 
 
 class Loop(NamedTuple):
-    """The options of a time loop, all checked."""
+    """The options of an ODE solver, all checked."""
 
     tableau: tuple[float, ...]  # the method's, a lower triangle by rows
     steps: int
@@ -312,14 +312,14 @@ def _fits_one_launch(d: int, h: int, dtype: torch.dtype) -> bool:
 
 
 def _has_time_loop(weight_re: Tensor) -> bool:
-    """Return whether the backend computes the time loop of such models in one call."""
+    """Return whether the backend solves the ODE of such models in one call."""
     backend = dispatch.backend_for(weight_re)
     h, d = weight_re.shape[-2:]
     return backend == "cpu" or (backend == "triton" and _fits_one_launch(d, h, weight_re.dtype))
 
 
 def _run_operator(name: str, *args: Any) -> Any:
-    """Compute a time loop off the CPU, or interpreted: by Triton's kernel where the model fits."""
+    """Solve an ODE off the CPU, or interpreted: by Triton's kernel where the model fits."""
     weight_re = args[1 if name == "ode_forward" else 3]
     if dispatch.backend_for(weight_re) == "triton" and _has_time_loop(weight_re):
         return dispatch.launch(name, *args)

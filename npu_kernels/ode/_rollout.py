@@ -161,11 +161,11 @@ def rollout(
             machine epsilon, as in the model of an `ode.fit` in small units, 1e-9 times eps over the
             machine epsilon.
         max_steps: maximum number of steps that an adaptive method tries per trajectory.
-        memory: what is saved for backward in addition to the result. Fixed steps: "full", the layer
-            outputs of the stages, or "checkpointed": nothing in the fused loop, where every step is
-            recomputed from the state of the trajectory, and about sqrt(steps) states in the eager
-            loop. Adaptive steps, for each trajectory: "full", the time and the state of every
-            accepted step (and the seven derivatives of an implicit step), or "checkpointed", the
+        memory: what is saved for backward in addition to the result, "full" or "checkpointed".
+            Fixed steps: "full" saves the outputs of the layers at every stage; "checkpointed" saves
+            nothing more in the fused loop (see the end), and about sqrt(steps) states in the eager
+            loop. Adaptive steps, for each trajectory: "full" saves the time and the state of every
+            accepted step (and the seven derivatives of an implicit step); "checkpointed" saves the
             times and every 32nd state (in the eager loop about sqrt(steps) states). Everything else
             is recomputed, on the CPU bitwise identically. Under saved-tensor hooks, such as those
             of `torch.utils.checkpoint`, fixed steps are "checkpointed".
@@ -184,8 +184,8 @@ def rollout(
             ``[T]`` and values ``[T]`` or ``[T, J]``, linear between the times, the same for all
             models and initial states. The NPU then has D + J in_features, the states first: ``u' =
             model(u, v)``. The values get a gradient. The trajectory is computed segment by segment
-            between these times, with one call and max_steps each. For fixed steps, the times must
-            be at steps from time 0 on, up to the rounding of their dtype.
+            between these times, with one call and max_steps each. For fixed steps, which begin at
+            time 0, the times must be multiples of dt, up to the rounding of their dtype.
 
     Returns:
         The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t. With
@@ -207,11 +207,11 @@ def rollout(
     other times' gradients. Higher derivatives are computed by the eager loop; with implicit steps,
     whose stages are solved to a small share of the tolerance, only the first two are correct.
 
-    On the CPU the loop and its adjoint are one call each. For fixed steps on a GPU they are one
-    launch each (and one launch for sums of partial gradients) for models with up to 1024 weights
-    per matrix, 512 in float64, counted with D and h rounded up to powers of two. For larger models,
-    for adaptive steps on a GPU, on other devices, under `torch.func` transforms and in forward-mode
-    differentiation every step calls the layers.
+    The fused loop: on the CPU the loop and its adjoint are one call each. For fixed steps on a GPU
+    they are one launch each (and one launch for sums of partial gradients) for models with up to
+    1024 weights per matrix, 512 in float64, counted with D and h rounded up to powers of two. The
+    eager loop, in which every step calls the layers, is used for larger models, for adaptive steps
+    on a GPU, on other devices, under `torch.func` transforms and in forward-mode differentiation.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode
@@ -267,25 +267,26 @@ def integrate(
     gate_gradient: str = CLIP,
     clip: bool = True,
 ) -> Tensor | tuple[Tensor, ...]:
-    """The trajectory of ``u' = NAU(NPU(u))`` for weights that are no modules; see `rollout`.
+    """Return the trajectory of ``u' = NAU(NPU(u))`` for weights instead of modules; see `rollout`.
 
     Args:
-        u0: the first state. Without models ``[D]`` or B starts ``[B, D]``. With K models ``[D]``
-            (the same for all), ``[K, D]`` (two dimensions are always one start per model),
-            ``[K, B, D]``, or ``[1, B, D]`` (the same B starts for all).
-        weight_re, weight_im: real and imaginary exponents ``[(K,) h, D]``. Without weight_im it is
-            the RealNPU.
-        gate: ``[(K,) D]``. Without it it is the NaiveNPU.
-        weight: the NAU's ``[(K,) D, h]``.
-        steps, dt, t, method, rtol, atol, max_steps, memory: as of `rollout`.
-        nonfinite, derivatives, error, statistics: as of `rollout`.
+        u0: initial states. Without models ``[D]``, or B initial states ``[B, D]``. With K models
+            ``[D]`` (the same for all models), ``[K, D]`` (two dimensions are always one initial
+            state per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B initial states for all
+            models).
+        weight_re, weight_im: real and imaginary exponents ``[(K,) h, D]``. weight_im None: RealNPU.
+        gate: gates ``[(K,) D]``. None: NaiveNPU.
+        weight: weights of the NAU ``[(K,) D, h]``.
+        steps, dt, t, method, rtol, atol, max_steps, memory, nonfinite: same as in `rollout`.
+        return_derivatives, return_error, return_statistics: same as in `rollout`.
         eps: added to ``|u|``; None for the machine epsilon of the dtype.
-        gate_gradient: "clip" (none where the gate is outside [0, 1]) or "straight_through".
-        clip: clip the NAU's weight to [-1, 1].
+        gate_gradient: "clip" (no gradient for gates outside [0, 1]) or "straight_through".
+        clip: clip the weight of the NAU to [-1, 1].
 
-    Returns the trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t; with
-    `return_derivatives`, `return_error` or both, or with `return_statistics`, a tuple with these
-    after it. Raises ValueError for shapes and values, TypeError for dtypes.
+    Returns the trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t. With
+    `return_derivatives`, `return_error` or both, or with `return_statistics`, returns a tuple of
+    the trajectory and these results. Raises ValueError for invalid shapes and values, TypeError for
+    invalid dtypes.
     """
     options = Options(
         function="integrate",

@@ -39,7 +39,7 @@ class Adam(_TorchAdam):
     """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters; torch's compiler is not imported for it."""
+        """Add a group of parameters, without importing torch's compiler."""
         checks.plain_method(super().add_param_group)(param_group)
 
     def _plain(self) -> bool:

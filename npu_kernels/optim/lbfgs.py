@@ -4,8 +4,8 @@
 resumed.
 
 All problems advance in lockstep: a round evaluates one trial point of every running problem. Each
-problem has a separate line search, so none waits for another. Finished problems drop out of the
-batch; `active` has the numbers of the problems that the rows belong to. If the closure treats
+problem has a separate line search, so none waits for another. Finished problems leave the batch;
+`active` has the indices of the problems that the rows belong to. If the closure treats
 problems independently, each problem is bitwise identical to the same problem in a batch of one.
 
 For one problem it is `torch.optim.LBFGS(line_search_fn="strong_wolfe")`: first step
@@ -21,7 +21,7 @@ A problem ends (`Status`) when
     SMALL_CHANGE  |f - previous f| <= f_tolerance
     NO_DECREASE   its line search finds no lower point, or its direction does not descend
     ITERATIONS    it has made max_iterations
-    EVALUATIONS   it has made max_evaluations, or more by its last line search
+    EVALUATIONS   it has made at least max_evaluations
     NOT_FINITE    f or g is not finite at x0
 """
 
@@ -48,7 +48,7 @@ ARMIJO, WOLFE = 1e-4, 0.9  # constants of the conditions for the decrease and fo
 
 
 class Status(IntEnum):
-    """Where a problem stands."""
+    """Status of a problem: running, or why it ended."""
 
     RUNNING = 0
     CONVERGED = 1
@@ -61,7 +61,7 @@ class Status(IntEnum):
 
 
 class LBFGSResult(NamedTuple):
-    """Where the problems ended.
+    """Results of K problems.
 
     Attributes:
         x: the last points ``[K, N]``.
@@ -108,23 +108,22 @@ class LBFGS:
     """K problems in progress: `lbfgs` in steps that can be interrupted, saved and continued.
 
     Args:
-        closure: gets points ``[A, N]`` and the numbers of their problems ``[A]`` (int64,
-            ascending), gives f ``[A]`` and the gradient ``[A, N]``; the solver copies both. It is
-            called under ``torch.no_grad``: a closure that differentiates enters
+        closure: takes points ``[A, N]`` and the indices of their problems ``[A]`` (int64,
+            ascending), and returns f ``[A]`` and the gradient ``[A, N]``; the solver copies both.
+            It is called under ``torch.no_grad``: if it uses autograd, it must enter
             ``torch.enable_grad``.
-        x0: ``[K, N]``, float32 or float64, not changed.
-        history_size: the number of pairs (step, change of the gradient) that a direction is made
-            from.
-        max_iterations: of one problem.
-        gradient_tolerance, x_tolerance, f_tolerance: a problem ends where the largest number of
-            its gradient, the largest change of x, or the change of f is not above it.
-        max_evaluations: of one problem; None for any number.
-        max_line_search: evaluations of one line search after its first.
-        restart: where a line search finds no lower point, discard the pairs and continue along
-            the negative gradient; the problem ends when that finds none either. For functions with
-            kinks.
-        compact: False: the closure always gets all K rows, also of finished problems, for closures
-            of a fixed shape.
+        x0: initial points ``[K, N]``, float32 or float64, not changed.
+        history_size: number of pairs (step, change of the gradient) that determine a direction.
+        max_iterations: maximum number of iterations of one problem.
+        gradient_tolerance, x_tolerance, f_tolerance: a problem ends if the largest component of its
+            gradient, the largest change of x, or the change of f is at most this tolerance.
+        max_evaluations: maximum number of evaluations of one problem; None for any number.
+        max_line_search: maximum number of evaluations of one line search after its first.
+        restart: if a line search finds no lower point, discard the pairs and continue along the
+            negative gradient; the problem ends if that finds no lower point either. For functions
+            with kinks.
+        compact: False passes all K rows to the closure, also of finished problems, for closures of
+            a fixed shape.
 
     Raises ValueError for an x0 that is not ``[K, N]``, for counts below 1, tolerances below 0 and
     wrong shapes from the closure; TypeError for another dtype.
@@ -195,7 +194,7 @@ class LBFGS:
 
     @property
     def running(self) -> Tensor:
-        """The numbers of the problems that have not ended ``[A]``."""
+        """The indices of the problems that have not ended ``[A]``."""
         return (self.status == Status.RUNNING).nonzero().squeeze(1)
 
     def result(self) -> LBFGSResult:
@@ -444,17 +443,18 @@ class LBFGS:
 
 
 def lbfgs(closure: Closure, x0: Tensor, **options: Any) -> LBFGSResult:
-    """Minimise K functions of N variables, to the end.
+    """Minimise K functions of N variables each, until every problem has ended.
 
     Args:
-        closure: ``closure(x [A, N], active [A])`` gives the values ``[A]`` and gradients ``[A, N]``
-            of the problems that are still running; `active` has their numbers. It is called under
-            ``torch.no_grad``: a closure that differentiates enters ``torch.enable_grad``.
-        x0: the starts, ``[K, N]``, float32 or float64.
-        options: the other arguments of `LBFGS`, which has their meanings and defaults.
+        closure: ``closure(x [A, N], active [A])`` returns the values ``[A]`` and gradients
+            ``[A, N]`` of the problems that are still running; `active` has their indices in x0. It
+            is called under ``torch.no_grad``: if it uses autograd, it must enter
+            ``torch.enable_grad``.
+        x0: initial points ``[K, N]``, float32 or float64.
+        options: the other arguments of `LBFGS`: history_size, max_iterations, tolerances, and so
+            on.
 
-    Returns a `LBFGSResult`. Raises ValueError and TypeError for arguments outside of the ranges
-    that `LBFGS` names.
+    Returns a `LBFGSResult`. Raises ValueError and TypeError for invalid arguments.
 
     >>> import torch
     >>> from npu_kernels.optim.lbfgs import lbfgs

@@ -2,9 +2,9 @@
 
     (J'J + lambda diag(J'J)) d = -J'r
 
-lambda becomes lambda / 5 where the sum of squares has fallen, 4 lambda where it has not. Variables
-that are not free stay as they are. A step to where the residual is not finite is no step. `lbfgs`
-minimises functions that are no sums of squares.
+lambda becomes lambda / 5 if the sum of squares has fallen, else 4 lambda. Variables that are not
+free stay as they are. A step to a residual that is not finite is rejected. For functions that are
+not sums of squares, use `lbfgs`.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def step(
 ) -> tuple[Tensor, ...]:
     """Take one step; return x, the damping lambda ``[K]`` and the error ``[K]`` after it.
 
-    bounds: the lowest and the highest variables, ``[N]`` or ``[K, N]``. A variable at its bound
-    that would leave stays.
+    bounds: lower and upper bounds of the variables, ``[N]`` or ``[K, N]``. A variable at its bound
+    does not cross it.
     """
     equations = normal(x, free, jacobian, objective)
     return damped_step(x, damping, free, residual, equations, bounds, objective)

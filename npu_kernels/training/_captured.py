@@ -347,7 +347,7 @@ def _set_override() -> Callable[[bool], None] | None:
 
 
 def _hint() -> str:
-    """Return a cause of failing captures that torch before 2.13 has, and the mend."""
+    """Return a cause of failing captures that torch before 2.13 has, and the remedy."""
     if _set_override() is not None:
         return ""
     return (

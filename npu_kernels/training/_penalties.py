@@ -37,7 +37,7 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
     Returns a scalar, or ``[K]`` with models. Raises TypeError unless both are tensors of one
     floating dtype, ValueError for other shapes.
 
-    On the CPU one call computes it and one its gradient: for a small model,
+    On the CPU the loss is one C++ call, and its gradient another. For a small model,
     `torch.nn.functional.mse_loss` costs as much as the layers.
 
         >>> import torch
@@ -165,9 +165,9 @@ def l1(
         beta: its weight, see `SteppedSchedule`.
         norm: "l1", the paper's text: the sum of absolute values. "frobenius", what its authors'
             code computed in the arithmetic tasks: the sum over the parameter tensors of their
-            Frobenius norms, which hardly touches the large weights of a tensor that has some. Its
-            gradient at an all-zero tensor is 0.
-        num_models: K, when the tensors have a leading model dimension; a module's units say it.
+            Frobenius norms, which hardly reduces large weights. Its gradient at an all-zero tensor
+            is 0.
+        num_models: K, if the tensors have a leading model dimension; a module's layers define it.
 
     Returns a scalar, or ``[K]`` with models. Raises ValueError for an unknown norm, and for tensors
     without that K.
@@ -196,13 +196,13 @@ def regularizer(
     the weight's size.
 
     Args:
-        parameters: a module, of which the weights of all NAU, NMU and NMRU units are taken, a
-            tensor or tensors.
+        parameters: a module, for the weights of all its NAU, NMU and NMRU layers; or a tensor or
+            tensors.
         form: "madsen" or "paper".
-        num_models: K, when the tensors have a leading model dimension; a module's units say it.
+        num_models: K, if the tensors have a leading model dimension; a module's layers define it.
 
     Returns a scalar, or ``[K]`` with models. Raises ValueError for an unknown form and a module
-    without such units.
+    without such layers.
 
     Source: Madsen, Johansen, "Neural Arithmetic Units", ICLR 2020; Heim, Pevny, Smidl, NeurIPS
     2020, section 2.2.
@@ -216,9 +216,8 @@ def regularizer(
 class SteppedSchedule:
     """The paper's schedule of beta: ``min(beta * growth, end)`` at every `step`-th iteration.
 
-    Call `step` at the start of each iteration n = 1, 2, ...; it returns the beta of that iteration,
-    so with step = 10000 iteration 10000 is the first with a larger one. `beta` is the current
-    value.
+    Call `step` at the start of each iteration n = 1, 2, ...; it returns the beta of that iteration.
+    With step = 10000, iteration 10000 is the first with a larger beta. `beta` is the current value.
 
     Args:
         start, end: first and largest beta, 0 <= start <= end.
@@ -274,24 +273,25 @@ class SteppedSchedule:
 
 @torch.no_grad()
 def project_(model: nn.Module, *, gates: bool = True, weight_bound: float | None = None) -> None:
-    """Clamp the units' parameters into their intervals, in place, after an optimiser's step.
+    """Clamp the layers' parameters to their intervals, in place, after an optimizer's step.
 
     The loss gives no gradient to a gate outside of [0, 1]. Projection after each step keeps the
     gradient.
 
     Args:
-        model: a module; all its units are projected.
+        model: a module; all its layers of this package are projected.
         gates: clamp the gates of NPU and RealNPU to [0, 1].
-        weight_bound: None leaves the weights; a bound w clamps the power layers' weights to [-w,
-            w], and the weights of NAU, NMU and NMRU to their own intervals, [-1, 1] and [0, 1].
+        weight_bound: None leaves the weights. A bound w clamps the weights of NPU, RealNPU and
+            NaiveNPU to [-w, w], and the weights of NAU, NMU and NMRU to their own intervals,
+            [-1, 1] and [0, 1].
 
-    Projection changes the tensors that the optimiser trains. For a pruned parameter
+    Projection changes the tensors that the optimizer trains. For a pruned parameter
     (`torch.nn.utils.prune`) this is ``<name>_orig``. For a parametrized one
     (`torch.nn.utils.parametrize`) the projected value is assigned through its right_inverse.
 
-    Raises TypeError if the model is not a module, ValueError if it has no units, if the bound is
-    not greater than 0, and for a parameter that cannot be projected, such as one with a
-    parametrization without right_inverse.
+    Raises TypeError if the model is not a module, ValueError if it has none of these layers, if
+    the bound is not greater than 0, and for a parameter that cannot be projected, such as one with
+    a parametrization without right_inverse.
     """
     check_module("project_", "model", model)
     if weight_bound is not None:
@@ -301,7 +301,7 @@ def project_(model: nn.Module, *, gates: bool = True, weight_bound: float | None
     units = [(path, unit) for path, unit in model.named_modules() if isinstance(unit, BaseLayer)]
     if not units:
         got = f"{type(model).__name__} without any"
-        raise ValueError(f"project_: model must have units of npu_kernels, got {got}")
+        raise ValueError(f"project_: model must have layers of npu_kernels, got {got}")
     for path, unit in units:
         for name, interval in unit.parameter_bounds.items():
             if name == "gate":

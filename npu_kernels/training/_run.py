@@ -187,9 +187,9 @@ def run(
     of a chain of this package's layers, `nn.Linear` and activations is captured in a CUDA graph and
     replayed, provided that callbacks are at least 16 steps apart. The results equal those of the
     standard PyTorch loop, up to rounding. Any other model, optimizer, device or setting falls back
-    to that loop, and one warning gives the reason. So do methods that a user has replaced and
-    hooks, also if a callback adds them during the run. Only hooks of a parameter's AccumulateGrad
-    node are not detected: the steps in C++ ignore them.
+    to that loop, and one warning gives the reason. Hooks and replaced methods also cause the
+    fallback, even if a callback adds them during the run. Only hooks of a parameter's
+    AccumulateGrad node are not detected: the steps in C++ ignore them.
 
     Args:
         model: a module; all its layers have the same num_models K, or all have None.
@@ -228,10 +228,10 @@ def run(
             end, and before SIGTERM ends the process. It restores parameters, buffers, the
             optimizer's state, schedules and the generator. All settings must be those of the first
             call, also steps, `record_every`, the optimizer's settings, the generator's seed and
-            which parameters require gradients; the values of functions for lr or a penalty cannot
-            be compared. The optimizer's settings and the states of schedules must be numbers, text,
-            tensors, or lists and dicts of these. A model that samples random numbers itself, such
-            as with dropout, samples other numbers after it is resumed.
+            which parameters require gradients. If lr or a penalty is a function, pass the same
+            function: this is not checked. The optimizer's settings and the states of schedules must
+            be numbers, text, tensors, or lists and dicts of these. A model that samples random
+            numbers itself, such as with dropout, samples other numbers after it is resumed.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
 
     Returns:
@@ -246,6 +246,15 @@ def run(
         OSError: the checkpoint cannot be written.
 
     Source of penalties and schedule: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020.
+
+        >>> import torch
+        >>> from npu_kernels import NAU, RealNPU
+        >>> from npu_kernels.training import run
+        >>> model = torch.nn.Sequential(RealNPU(2, 6), NAU(6, 1))
+        >>> x = torch.rand(100, 2) + 0.5
+        >>> result = run(model, x, x.prod(1, keepdim=True), steps=200, lr=1e-2)
+        >>> result.n_steps, result.losses.shape
+        (200, torch.Size([200]))
     """
     check_module("run", "model", model)
     steps = check_whole("run", "steps", steps)

@@ -5,20 +5,20 @@
     >>> model = torch.nn.Sequential(RealNPU(2, 1))
     >>> model[0].weight_re.data.fill_(100.0)
     tensor([[100., 100.]])
-    >>> with debug.detect_nonfinite(model, "record") as found:
+    >>> with debug.detect_nonfinite(model, "record") as records:
     ...     y = model(torch.tensor([[1.0, 1.0], [1e3, 1.0]]))
-    >>> found[0].module, found[0].output, found[0].row, found[0].value
+    >>> records[0].module, records[0].output, records[0].row, records[0].value
     ('0', 0, (1,), inf)
 
-Without "record" it raises at the first module whose output, or whose arriving gradient, has a value
-that is not finite, and says which (in one line):
+Without "record" it raises an error at the first layer with an output, or a gradient with respect to
+its output, that is not finite. The message (in one line) is:
 
     npu: 0 (NPU): the output of unit 1 is inf for input row 3: exponent P = 92.1 (exp overflows
     float32 above 88.7), phase Q = 3.14; the largest part is input 0: x = 1e-20, r = 1.19e-07,
     log r = -15.9, weight_re = -5.8
 
-It checks every output. This costs as much as a layer, and on a GPU it waits for each result. It
-does not work in a compiled model and under `torch.func` transforms.
+The check costs as much as a layer, and on a GPU it waits for each result. It does not work in a
+compiled model and under `torch.func` transforms.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class NonFinite:
     Attributes:
         module: the name in the model of the module; "" for the model itself.
         kind: the module's class.
-        what: "output", or "gradient" for the gradient that arrives at the output.
+        what: "output", or "gradient" for the gradient with respect to the output.
         value: the value itself: inf, -inf or nan.
         output: index of the output.
         row: the input row, an index for each leading dimension.
         model: index of the model of `num_models`.
-        bad_inputs: indices of the row's inputs that are not finite themselves.
-        r: of every input of the row.
-        log_r: of every input of the row.
-        exponent: P of the unit for the row.
-        phase: Q of the unit for the row.
+        bad_inputs: indices of the row's inputs that are not finite.
+        r: r of every input of the row (see `NPU`).
+        log_r: log r of every input of the row.
+        exponent: P, the argument of exp, of this output and row.
+        phase: Q, the argument of cos, of this output and row.
         message: all of this as text.
     """
 
@@ -141,9 +141,20 @@ def _examine(name: str, unit: BaseLayer, kind: str, x: Tensor, values: Tensor) -
 def detect_nonfinite(model: nn.Module, action: str = "raise") -> Iterator[list[NonFinite]]:
     """Watch the layers of this package in `model` for values that are not finite.
 
-    Outputs and arriving gradients are checked. action: "raise" a `NonFiniteError` at the first,
-    "warn" of each, or "record" each. Yields the list of records, one at most for each layer,
-    direction and call. Raises ValueError for another action.
+    It is a context manager. Within the block the outputs of the layers, and the gradients with
+    respect to these outputs, are checked. action: "raise" a `NonFiniteError` at the first such
+    value, "warn" of each, or "record" each. Yields the list of `NonFinite` records, at most one for
+    each layer, direction and call. Raises ValueError for another action.
+
+        >>> import torch
+        >>> from npu_kernels import RealNPU, debug
+        >>> model = torch.nn.Sequential(RealNPU(2, 1))
+        >>> model[0].weight_re.data.fill_(100.0)
+        tensor([[100., 100.]])
+        >>> with debug.detect_nonfinite(model, "record") as records:
+        ...     y = model(torch.tensor([[1.0, 1.0], [1e3, 1.0]]))
+        >>> records[0].module, records[0].row, records[0].value
+        ('0', (1,), inf)
     """
     check_choice("detect_nonfinite", "action", action, ("raise", "warn", "record"))
     records: list[NonFinite] = []

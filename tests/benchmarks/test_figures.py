@@ -70,18 +70,18 @@ SPEED = re.compile(r"\b(?:fast|slow|(?:fast|slow)er|eager|torch|JAX|[µu]s|ms|\w
 NO_MEASUREMENT = {
     "a setting, a limit or a size of the code": {
         "CONTRIBUTING.md": ["60 seconds for each"],
-        "docs/gpus.md": ["6 bytes for each element", "16\nbytes at a time"],
+        "docs/gpus.md": ["6 bytes for each element", "multiples of 16 bytes"],
         "docs/performance.md": ["at least 2 ms", "a tenth of the time ("],
         "docs/compatibility.md": ["at most 30 %", "(50 % from"],
     },
     "a definition: noise that is added, an interval, a threshold": {
         "docs/how-well.md": [
-            *("is 1 % of y's", "within 2 % of", "At 1 %", "at 1 % noise", "model at 1 %"),
+            *("is 1 % of y's", "at most 2 % of", "At 1 %", "at 1 % noise", "model at 1 %"),
             *("95 % interval", "less than 95 % of"),
         ],
         "docs/paper.md": ["the largest 5 % of"],
         "docs/time-series.md": [
-            "noise of 1 %", "more than 5 %", "(p < 1e-5", "more than 50 %", "30 % of", "above 0.5",
+            "noise of 1 %", "than 5 % of the state", "(p < 1e-5", "more than 50 %", "30 % of", "above 0.5",
             "exceed 5 % of", "exceeds 8", "(1.4826 times", "(10 times", "1/10, 1/4 and 1/2",
             "more than 30 % of", "-1/10 of", "−1/10 of", "−4 standard", "4 standard errors",
             "errors of 1 %",

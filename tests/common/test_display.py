@@ -57,7 +57,7 @@ def test_a_fit():
     found = fit(RealNPU(2, 1, num_models=8), X, QUOTIENT, progress=False)
     text = found._repr_html_()
     assert "<caption><code>y = x0/x1</code></caption>" in text
-    assert "<td>starts</td><td>8</td>" in text
+    assert "<td>initialisations</td><td>8</td>" in text
     assert "<td>complete</td><td>yes</td>" in text
     assert str(found).startswith("y = x0/x1\n  held-out error: ")
 

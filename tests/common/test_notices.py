@@ -152,7 +152,7 @@ def saved_series(path):
     ode.fit(model, TIMES, 1 / (1 + TIMES / 2), progress=False, checkpoint=path)  # here
 """
 
-SLOW = "npu_kernels: cpu tensors are computed by the slower eager formulas"
+SLOW = "npu_kernels: cpu tensors are computed with the slower eager implementation"
 FEW = "NPURegressor: .* rows are "
 LOST = "checkpoint .* could not be written"
 OTHERS = {
@@ -167,9 +167,9 @@ OTHERS = {
     "very_few_rows": FEW,
     "in_a_pipeline": FEW,
     "undefined_prediction": "NPURegressor: 1 predictions are infinite",
-    "held_out": "fit: the loss is that of",
+    "held_out": "fit: the loss is of",
     "cross_validated": "fit: 8 rows are few",
-    "held_out_of_many": "fit_batch: the loss is that of",
+    "held_out_of_many": "fit_batch: the loss is of",
 }
 
 

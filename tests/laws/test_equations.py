@@ -238,7 +238,7 @@ def test_sums_with_columns_that_are_negative_in_all_rows():
 
 
 @few_rows
-@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as noise says")
+@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as large as noise")
 def test_output_powers_need_a_y_whose_other_sign_errors_explain():
     X, y = uniform(1, 50, low=1, high=5), np.linspace(-0.1, 2, 50)
     for power in (2, -2):
@@ -258,7 +258,7 @@ def test_output_powers_need_a_y_whose_other_sign_errors_explain():
 
 
 @approximate
-@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are in two clumps")
+@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals form two clusters")
 def test_robust_losses_resist_outliers():
     X = uniform(2)
     y = 5 * X[:, 0] ** 2 / X[:, 1] * (1 + 0.01 * noise())
@@ -267,7 +267,7 @@ def test_robust_losses_resist_outliers():
         model = NPURegressor(random_state=0, loss=loss, target_powers=(1,), max_terms=1).fit(X, y)
         check(model, {(2, -1): 5.0}, rel=0.01)
     plain = NPURegressor(random_state=0, loss="squared", target_powers=(1,), max_terms=1)
-    with pytest.warns(EquationWarning, match="20 rows are far from the law of all others"):
+    with pytest.warns(EquationWarning, match="20 rows are far from the equation of all other rows"):
         plain.fit(X, y)
     assert abs(plain.predict([[1.0, 1.0]])[0] - 5) > 0.5
     assert plain.equations_.outliers == tuple(range(0, 300, 15))

@@ -178,7 +178,7 @@ def test_a_line_in_time_stamps(origin):
     assert fitted.best_equation_.text().startswith("y = 0.002*x0 - 3.4e+0")
     [note] = fitted.equations_.notes
     assert note.startswith("The values of x0 differ by 1.2e-0")
-    assert f"Subtract an origin, such as x0 - {origin:.6g}" in note
+    assert f"Subtract a reference value, such as x0 - {origin:.6g}" in note
 
 
 def test_a_line_in_years():
@@ -188,7 +188,7 @@ def test_a_line_in_years():
         y = 2 * (t - 1960) + 3 * noise(61, seed) + 100
         fitted = NPURegressor(**QUICK).fit(t[:, None], y)
         lines += sorted(fitted.exponents_[:, 0]) == [0, 1]
-        assert "Subtract an origin, such as x0 - 1960, " in report_of(fitted)
+        assert "Subtract a reference value, such as x0 - 1960, " in report_of(fitted)
         assert np.abs(fitted.predict(t[:, None]) - np.polyval(np.polyfit(t, y, 1), t)).max() < 3
     assert lines >= 5
 
@@ -213,7 +213,7 @@ def test_neighbours_are_looked_for_among_all_rows():
     X[:, 3] *= np.tile([1.0, 1.01, 1.02, 1.03], 400)
     y = X[:, 0] * X[:, 1] + noise(400).repeat(4) + 0.3 * noise(1600, 3)
     fitted = NPURegressor(**ONE).fit(X, y)
-    assert "the residuals of rows beside each other are alike" in report_of(fitted)
+    assert "residuals of neighbouring rows are correlated" in report_of(fitted)
 
 
 def test_terms_that_stand_for_a_logarithm():
@@ -260,7 +260,9 @@ def test_an_exponent_that_the_rows_have_beyond_the_last_one(exponent):
     x = np.linspace(1, 3, 30)
     y = 2 * x**exponent * (1 + 0.02 * RNG(0).standard_normal(30))
     told = report_of(NPURegressor(noise="proportional", **ONE).fit(x[:, None], y))
-    words = re.search(r"exponent (\S+) of x0 is the last one .* free it is (\S+) ± (\S+)\.", told)
+    words = re.search(
+        r"exponent (\S+) of x0 is at the bound .* a free number it is (\S+) ± (\S+)\.", told
+    )
     value, error = free_power(x[:, None], y, x**exponent)
     assert float(words[1]) == math.copysign(6, exponent)
     assert abs(float(words[2]) - value) < 4 * error
@@ -271,7 +273,7 @@ def test_the_last_exponent_is_named_only_where_the_rows_exclude_it():
     y = 2 / x**6 * (1 + 0.02 * RNG(0).standard_normal(30))
     model = NPURegressor(random_state=0).fit(x[:, None], y)
     assert str(model.best_equation_).endswith("/x0**6")
-    assert "the last one that is tried" not in report_of(model)
+    assert "at the bound of the search" not in report_of(model)
 
 
 def misfits():
@@ -289,7 +291,7 @@ def misfits():
 def test_a_smooth_misfit_of_few_rows_is_an_approximation(name):
     x, y = misfits()[name]
     model = NPURegressor(random_state=0, target_powers=(1,), ratios=False).fit(x[:, None], y)
-    assert "It is an approximation" in report_of(model)
+    assert "The equation is an approximation" in report_of(model)
 
 
 def clean(seed):
@@ -305,7 +307,7 @@ def clean(seed):
 def test_few_rows_with_noise_are_no_approximation():
     told = [report_of(NPURegressor(**QUICK, max_terms=2).fit(*clean(seed))) for seed in range(30)]
     assert sum("approximation" in words for words in told) == 0
-    assert not any("the last one that is tried" in words for words in told)
+    assert not any("at the bound of the search" in words for words in told)
 
 
 # ---- errors --------------------------------------------------------------------------------------
@@ -357,7 +359,7 @@ def test_a_given_constant_changes_no_doubt(options):
     y, x = NORRIS.T
     fitted = NPURegressor(random_state=0, noise="additive", **options).fit(x[:, None], y)
     assert fitted.best_equation_.n_terms == (2 if options else 1)
-    assert any("It is an approximation" in note for note in fitted.equations_.notes)
+    assert any("The equation is an approximation" in note for note in fitted.equations_.notes)
 
 
 @pytest.mark.parametrize("options", [{}, {"required_terms": ["x0", "1"], "max_terms": 2}])
@@ -366,4 +368,6 @@ def test_noise_is_no_approximation_with_and_without_a_constant(options):
     for seed in range(8):
         y = 1.002 * x + 0.9 * noise(36, seed)
         fitted = NPURegressor(**QUICK | {"noise": "additive"} | options).fit(x[:, None], y)
-        assert not any("It is an approximation" in note for note in fitted.equations_.notes)
+        assert not any(
+            "The equation is an approximation" in note for note in fitted.equations_.notes
+        )

@@ -144,7 +144,7 @@ def test_a_row_of_great_leverage_is_not_wild():
 def test_wild_rows():
     X, y, index, _ = two_terms(5, 0.001)
     y[17] += 50
-    with pytest.warns(EquationWarning, match="1 row is far from the law of all others"):
+    with pytest.warns(EquationWarning, match="1 row is far from the equation of all other rows"):
         fitted = model(noise="additive").fit(X, y, groups=index)
     assert fitted.equations_.outliers == (17,)
     assert exponents_of(fitted.best_equation_) == [(0, 2, 0), (1, 0.5, -1)]
@@ -191,7 +191,7 @@ def combined(c, X, index):
 POSITIVE = np.array([[1.0, 2, 3, 4], [2.0, 1, 0.5, 3]])
 
 
-@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as noise says")
+@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as large as noise")
 @pytest.mark.parametrize(
     ("options", "law", "text"),
     [
@@ -441,7 +441,7 @@ def test_torch_code_is_that_of_one_group():
     fitted = model(max_terms=1, target_powers=(1,)).fit(X, (1 + index) * X[:, 0], groups=index)
     x = torch.from_numpy(X)
     with pytest.raises(
-        ValueError, match=r"formula: the law must be that of one group, as of.label"
+        ValueError, match=r"formula: the equation must be of one group, see for_group.label"
     ):
         fitted.best_equation_.formula()(x)
     of_second = fitted.best_equation_.for_group(1).formula()(x)

@@ -34,7 +34,7 @@ def test_an_approximation_is_said():
     X = uniform(2, 400, low=1, high=5)
     y = X[:, 1] * np.exp(X[:, 0] / 2)
     with pytest.warns(
-        EquationWarning, match="NPURegressor: It is an approximation, no law"
+        EquationWarning, match="NPURegressor: The equation is an approximation only"
     ) as said:
         model = NPURegressor(**QUICK).fit(X, y)
     assert not model.best_equation_.exact
@@ -145,7 +145,7 @@ def test_residuals_unlike_the_given_noise():
         degrees = 60 - model.best_equation_.n_parameters
         ratio = np.sqrt(np.sum((y - model.predict(X)) ** 2) / degrees) / (0.1 * factor)
         [note] = notes
-        assert note.startswith(f"The residuals are {ratio:.3g} times as large as noise says")
+        assert note.startswith(f"The residuals are {ratio:.3g} times as large as noise ")
         assert f"freedom {ratio**2:.3g})" in note
     for right in (0.1, np.full(60, 0.1)):
         assert said(X, y, noise=right)[1] == ()
@@ -161,7 +161,7 @@ def test_rows_that_are_copies():
     for times in (2, 3):
         order = RNG(times).permutation(40 * times)
         _, notes = said(np.tile(X, (times, 1))[order], np.tile(y, times)[order])
-        assert notes[-1].startswith(f"Each row is there {times} times")
+        assert notes[-1].startswith(f"Each row occurs {times} times")
     repeated = np.r_[np.arange(40), np.arange(39)]
     assert said(X[repeated], y[repeated])[1] == ()
     levels = np.repeat(np.arange(1.0, 6), 12)
@@ -185,21 +185,23 @@ def test_residuals_in_two_clumps():
     x, e = uniform(1, 60, 1, 3), noise(60)
     other = np.isin(np.arange(60), RNG(1).permutation(60)[:18])
     _, notes = said(x, np.where(other, 7, 2) * x[:, 0] ** 2 * (1 + 0.01 * e))
-    assert any("two clumps, of 42 and 18 rows: there are two populations" in note for note in notes)
+    assert any(
+        "two clusters, of 42 and 18 rows: there are two populations" in note for note in notes
+    )
     for count, loss in ((12, "auto"), (8, "auto"), (12, "squared")):  # few enough to be left out
         other = np.isin(np.arange(60), RNG(1).permutation(60)[:count])
         _, notes = said(x, np.where(other, 7, 2) * x[:, 0] ** 2 * (1 + 0.01 * e), loss=loss)
-        [note] = [note for note in notes if "far from the law" in note]
-        assert note.startswith(f"The residuals are in two clumps, of {60 - count} and {count} rows")
+        [note] = [note for note in notes if "far from the equation" in note]
+        assert note.startswith(f"The residuals form two clusters, of {60 - count} and {count} rows")
         assert "heavy tails" not in note
     spread = np.where(other, 10 ** RNG(3).uniform(0.3, 1, 60), 1)
     _, notes = said(x, spread * 2 * x[:, 0] ** 2 * (1 + 0.01 * e))
-    assert not any("clumps" in note for note in notes)
+    assert not any("clusters" in note for note in notes)
     law = 2 * x[:, 0] ** 2
     for errors in (e, RNG(2).uniform(-1.7, 1.7, 60), RNG(2).standard_t(2, 60), np.exp(e) - 1.6):
-        assert not any("clumps" in note for note in said(x, law + 0.3 * errors)[1])
+        assert not any("clusters" in note for note in said(x, law + 0.3 * errors)[1])
     _, notes = said(x, (law > 6).astype(float), max_terms=1)
-    assert not any("clumps" in note for note in notes)
+    assert not any("clusters" in note for note in notes)
 
 
 def test_one_row_alone_tells_a_column():

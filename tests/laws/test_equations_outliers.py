@@ -27,7 +27,9 @@ LAW = {(2, -1, 0): 3.7, (0, 0, 1): 12.5}
 def test_a_wild_value_is_named_and_left_out(slip, size):
     X, y = table(size=size)
     true, y[17] = y[17], slip * y[17]
-    with pytest.warns(EquationWarning, match="1 row is far from the law of all others") as said:
+    with pytest.warns(
+        EquationWarning, match="1 row is far from the equation of all other rows"
+    ) as said:
         model = NPURegressor(**QUICK).fit(X, y)
     check(model, LAW, rel=max(size, 1e-9))
     assert model.equations_.outliers == (17,)
@@ -119,7 +121,7 @@ def test_one_of_many_wild_rows_may_be_hardly_wild():
     near, rows = 5, slipped(y)
     assert near not in rows
     y[near] += 0.09 * np.sqrt(np.mean(y**2))
-    with pytest.warns(EquationWarning, match="far from the law of all others"):
+    with pytest.warns(EquationWarning, match="far from the equation of all other rows"):
         model = NPURegressor(**QUICK).fit(X, y)
     check(model, {(1, 2, 0): 0.25, (0, 0, 1): 1.0}, rel=0.02)
     assert {*rows.tolist(), near} == set(model.equations_.outliers)
@@ -180,7 +182,7 @@ def test_wild_rows_that_hide_the_law():
 def test_values_that_stand_for_missing_ones(column, value, rows):
     X, y = table(60)
     (y if column == "y" else X[:, column])[rows] = value
-    with pytest.warns(EquationWarning, match="from the law of all others") as said:
+    with pytest.warns(EquationWarning, match="from the equation of all other rows") as said:
         model = NPURegressor(**QUICK).fit(X, y)
     check(model, LAW, rel=0.03)
     assert model.equations_.outliers == tuple(rows)
@@ -247,7 +249,7 @@ def test_a_lost_decimal_point():
     X, y = table(60)
     X[[3, 9], 1] *= [1e14, 1e5]
     with pytest.warns(
-        EquationWarning, match="2 rows are far from the law of all others .row 3: x1"
+        EquationWarning, match="2 rows are far from the equation of all other rows .row 3: x1"
     ):
         model = NPURegressor(**QUICK).fit(X, y)
     check(model, LAW, rel=0.03)
@@ -282,7 +284,7 @@ def test_readings_just_below_0_of_a_root():
     y = np.sqrt(x - 1) * (1 + 0.01 * noise(60))
     lowest = np.argsort(x)[:2]
     y[lowest] = -0.001
-    with pytest.warns(EquationWarning, match="2 rows are far from the law of all others"):
+    with pytest.warns(EquationWarning, match="2 rows are far from the equation of all other rows"):
         model = NPURegressor(random_state=0, target_powers=(1, 2)).fit(x[:, None], y)
     assert model.best_equation_.target_power == 2
     assert terms(model.best_equation_) == pytest.approx({(1,): 1.0, (0,): -1.0}, rel=0.01)
@@ -295,7 +297,7 @@ def test_a_slip_among_few_rows():
     x = 4 + 10 * uniform(1, 8)
     y = 4 + 0.3454 * x[:, 0] + 0.004 * noise(8)
     y[3] += 4
-    with pytest.warns(EquationWarning, match="1 row is far from the law of all others"):
+    with pytest.warns(EquationWarning, match="1 row is far from the equation of all other rows"):
         model = NPURegressor(random_state=0).fit(x, y)
     assert model.equations_.outliers == (3,)
     check(model, {(1,): 0.3454, (0,): 4}, rel=0.02)
@@ -353,7 +355,7 @@ def test_terms_that_follow_a_code_are_no_exact_law():
     X = np.exp(generator.uniform(-1.5, 2, (144, 3)))
     y = 1.6 * X[:, 0] / X[:, 1]
     X[[92, 109, 115], 0] = 9999
-    with pytest.warns(EquationWarning, match="3 rows are far from the law of all others"):
+    with pytest.warns(EquationWarning, match="3 rows are far from the equation of all other rows"):
         model = NPURegressor(random_state=0).fit(X, y)
     assert model.equations_.outliers == (92, 109, 115)
     check(model, {(1, -1, 0): 1.6})
@@ -373,9 +375,9 @@ def test_codes_are_named_with_a_robust_loss_and_without_a_law(options):
     for data, count, name in (((coded, y), 8, "x0 is -999"), ((X, missing), 6, "y is 9999")):
         model = NPURegressor(**QUICK | options).fit(*data)
         assert model.equations_.outliers == tuple(range(count))
-        [note] = [note for note in model.equations_.notes if "far from the law" in note]
+        [note] = [note for note in model.equations_.notes if "far from the equation" in note]
         assert note.startswith(f"{name} in {count} of 80 rows, ")
-        assert not any("clumps" in note for note in model.equations_.notes)
+        assert not any("clusters" in note for note in model.equations_.notes)
         if "max_terms" in options:
             assert "left out" in note
             assert model.score(X[8:], y[8:]) == pytest.approx(score, abs=0.01)
@@ -384,7 +386,7 @@ def test_codes_are_named_with_a_robust_loss_and_without_a_law(options):
 def test_copies_are_said_without_a_law():
     X = uniform(2, 80, 1, 3)
     y = 3 * X[:, 0] * X[:, 1] ** 2 * (1 + 0.01 * noise(80))
-    with pytest.warns(EquationWarning, match="Each row is there 3 times"):
+    with pytest.warns(EquationWarning, match="Each row occurs 3 times"):
         NPURegressor(max_terms=None, **QUICK).fit(np.tile(X, (3, 1)), np.tile(y, 3))
 
 

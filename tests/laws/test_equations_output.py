@@ -316,7 +316,7 @@ def test_coverage_of_the_intervals():
     assert (hits <= 196).all()
 
 
-@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as noise says")
+@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as large as noise")
 def test_known_noise_sets_the_errors(noisy):
     X, y, model = noisy
     with_noise = NPURegressor(random_state=0, target_powers=(1,), noise=0.4).fit(X, y)
@@ -402,7 +402,7 @@ def test_coefficients_that_float64_cannot_hold(size, coefficient, max_terms):
     X = uniform(2)
     y = 10 * X[:, 0] * X[:, 1]
     model = NPURegressor(max_terms, random_state=0)
-    with pytest.warns(EquationWarning, match="float64 cannot hold its coefficients"):
+    with pytest.warns(EquationWarning, match="float64 cannot represent the coefficients"):
         model.fit(X * size, y)
     assert str(model.best_equation_) == f"y = 100*({coefficient}*x0*x1)"
     assert np.allclose(model.predict(X * size), y, rtol=1e-9)
@@ -410,7 +410,7 @@ def test_coefficients_that_float64_cannot_hold(size, coefficient, max_terms):
         with pytest.raises(OverflowError, match="coefficients must be numbers that float64 can"):
             write()
     assert model.best_equation_._repr_latex_() is None
-    assert "float64 cannot hold" in report_of(model)
+    assert "float64 cannot represent" in report_of(model)
 
 
 def test_terms_with_the_coefficient_0_are_not_printed():

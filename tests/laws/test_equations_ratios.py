@@ -229,7 +229,7 @@ def test_ratios_are_only_looked_for_where_no_sum_seems_a_law(caplog):
     assert "terms: criterion" in caplog.text
     X = LAWS["pade"][1]
     model = NPURegressor(random_state=0, ratios=False, max_terms=2, target_powers=(1,))
-    with pytest.warns(EquationWarning, match="no law"):
+    with pytest.warns(EquationWarning, match="nearly cancel|approximation only"):
         assert model.fit(X, pade(X)).best_equation_.n_denominator_terms == 0
     assert "ratios" not in caplog.text
 
@@ -310,7 +310,7 @@ def test_a_pole_within_the_ranges_of_the_inputs_is_said():
     X = uniform(2, low=1, high=5)
     X = X[X[:, 0] < X[:, 1] - 0.5]
     y = (X[:, 0] + 2 * X[:, 1] ** 2) / (X[:, 1] - X[:, 0])
-    with pytest.warns(EquationWarning, match="Its denominator is 0 for some inputs"):
+    with pytest.warns(EquationWarning, match="The denominator is 0 for some inputs"):
         model = NPURegressor(random_state=0).fit(X, noisy(y, seed=2))
     assert model.best_equation_.n_denominator_terms == 1
 
@@ -326,7 +326,7 @@ def test_a_pole_between_rows_is_said(middle, power):
         model = NPURegressor(random_state=0).fit(x, y)
     assert model.best_equation_.target_power == -power
     messages = [str(warning.message) for warning in caught]
-    assert any("Its denominator is 0 for some inputs" in m for m in messages) == (middle > 2)
+    assert any("The denominator is 0 for some inputs" in m for m in messages) == (middle > 2)
 
 
 def test_a_reciprocal_of_both_signs_has_its_pole_in_the_rows():

@@ -27,7 +27,7 @@ def likeness(X, y):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EquationWarning)
         notes = NPURegressor(loss="squared", **LINE).fit(X, y).equations_.notes
-    correlations = re.findall(r"their correlation is (\S+)\)", " ".join(notes))
+    correlations = re.findall(r"\(correlation (\S+)\)", " ".join(notes))
     return float(correlations[0]) if correlations else 0.0
 
 
@@ -96,7 +96,7 @@ def test_predictions_on_rows_that_are_like_those_of_a_fit():
 
     for factor in (10, -10):
         assert "1 predictions are far outside of the y of fit" in surprising(factor, rows)
-        assert "like those of fit: rows 0 (" in surprising(factor, rows)
+        assert "within its range: rows 0 (" in surprising(factor, rows)
     assert surprising(2, rows) == ""
     assert int(re.findall(r"\d+", surprising(-30, X))[0]) > 0.9 * len(X)
 

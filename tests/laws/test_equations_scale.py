@@ -225,7 +225,7 @@ def test_as_many_parameters_as_rows_are_not_exact():
     other = fitted.refit(X[:1], 5 * X[:1, 0])
     assert not other.best_equation_.exact
     report = report_of(other)
-    assert "There are no more rows than parameters: any law of this form would fit." in report
+    assert "There are no more rows than parameters: any equation of this form would fit." in report
     assert "coefficient of x0 = 5, without a standard error" in report
     assert "inf" not in report
     with pytest.warns(EquationWarning, match="Nothing tests its form"):  # one row, nine times

@@ -24,7 +24,7 @@ def relative_rms(errors, y, weight=None):
     return np.sqrt(np.average(errors**2, weights=weight) / variance)
 
 
-@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as noise says")
+@pytest.mark.filterwarnings("ignore:NPURegressor. The residuals are .* as large as noise")
 @few_rows
 @pytest.mark.parametrize("seed", [1, 6])
 def test_errors_of_every_candidate_are_those_of_its_predictions(seed):

@@ -28,7 +28,7 @@ def law_of(
 ) -> str:
     path = tmp_path / "data.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    few_terms = [] if "--no-law" in words else ["--max-terms", "1"]
+    few_terms = [] if "--no-equation" in words else ["--max-terms", "1"]
     assert main([str(path), "--n-init", "8", *few_terms, *words]) == 0
     return capsys.readouterr().out
 
@@ -59,7 +59,7 @@ def test_target_and_inputs(tmp_path, capsys):
     assert said.startswith("60 rows of c, a\nb = 3*a**2/c\n")
 
 
-@pytest.mark.filterwarnings("ignore:NPURegressor. It is an approximation")
+@pytest.mark.filterwarnings("ignore:NPURegressor. The equation is an approximation")
 def test_ratios_and_a_known_part(tmp_path, capsys):
     rows = "".join(f"{a},{b},{(3 * a + b) / (a + b):.12g}\n" for a, b, _ in NUMBERS)
     words = ["--max-terms", "2"]
@@ -70,7 +70,7 @@ def test_ratios_and_a_known_part(tmp_path, capsys):
 
 
 def test_a_table_without_a_law(tmp_path, capsys):
-    said = law_of(text(), tmp_path, capsys, "--no-law")
+    said = law_of(text(), tmp_path, capsys, "--no-equation")
     assert "On 60 held-out rows" in said
 
 
@@ -192,7 +192,7 @@ def test_help(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
     assert stop.value.code == 0
-    assert "# % // start a comment" in " ".join(capsys.readouterr().out.split())
+    assert "# % // begin a comment" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_absent_file_and_an_absent_column(tmp_path, capsys):
@@ -223,7 +223,7 @@ def test_packages_that_are_not_installed_are_named(tmp_path, capsys, monkeypatch
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--no-law", "--max-terms", "3"], "--max-terms must not be given with --no-law, got 3"),
+    (["--no-equation", "--max-terms", "3"], "--max-terms must not be given with --no-equation, got 3"),
     (["--units", "a=m"], "so that every column has one, got none of b, c"),
     (["--units", "a=m", "--no-units"], "so that every column has one, got --no-units"),
     (["--seed", "-1"], "--seed must be from 0 to 2**32 - 1, got -1"),
@@ -391,8 +391,8 @@ def test_units_of_cells_and_unknown_ones(read, capsys):
     with pytest.raises(SystemExit):
         read("a [Stk],b [m]\n1,2\n3,4\n")
     said = capsys.readouterr().err
-    assert "has 'Stk', which is no unit" in said
-    assert "--no-units leaves all of them aside" in said
+    assert "has 'Stk', which is not a unit" in said
+    assert "--no-units ignores all units" in said
     assert read("a [Stk],b [m]\n1,2\n3,4\n", "--no-units")[1] == ["a", "b"]
     with pytest.raises(SystemExit):
         read("first,second\nleft,right\n1,2\n3,4\n")

@@ -76,7 +76,7 @@ def test_irregular_and_missing_samples_of_several_series() -> None:
     torch.testing.assert_close(
         result.u0, torch.tensor([[2, 1], [1, 2.5]]).double(), rtol=1e-4, atol=0
     )
-    assert "first y of series 1" in result.stderr
+    assert "initial y of series 1" in result.stderr
     second_series = predators(times[1], (1.0, 2.5))
     torch.testing.assert_close(
         result.predict(times[1], series=1), second_series, rtol=1e-4, atol=1e-4
@@ -98,10 +98,10 @@ def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
         simplify=False,
     )  # fmt: skip
     (said,) = free.unidentified
-    assert "first y" in said
+    assert "initial y" in said
     assert "coefficient of x*y in x'" in said
     assert "coefficient of y in y'" not in said
-    assert free.stderr["first y"] == math.inf
+    assert free.stderr["initial y"] == math.inf
     assert math.isfinite(free.stderr["coefficient of y in y'"])
     assert "The data do not determine these parameters separately" in report_of(free)
 

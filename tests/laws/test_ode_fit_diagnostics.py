@@ -187,14 +187,14 @@ def test_a_law_that_fits_from_a_start_that_was_not_measured(
         warnings.simplefilter("ignore", ode.PoorFitWarning)
         verdict = ode.fit(law, t, u, init="model", simplify=False).diagnostics
     assert verdict.good == good
-    assert ("With the smooth curve's first states they miss 4" in str(verdict)) != good
+    assert ("With the smooth curve's initial values they miss 4" in str(verdict)) != good
     assert float(verdict.unexplained) < 0.02
 
 
 def test_first_states_that_hide_what_a_law_misses_are_held() -> None:
     t = torch.linspace(0, 10, 60, dtype=torch.float64)
     u = solution([[2], [1], [0]], [[1, -1, 0.03]], [0.968], t)
-    said = "The first states are taken from a smooth curve"
+    said = "The initial values are from a smooth curve"
     with warnings.catch_warnings():
         warnings.simplefilter("error", ode.PoorFitWarning)
         result = ode.fit(model(1, 2, 4), t, u, required_terms=[[2], [1]])
@@ -212,7 +212,7 @@ def test_first_states_that_hide_what_a_law_misses_are_held() -> None:
 @pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")
 def test_first_states_are_fitted_where_held_ones_gain_nothing(u: Tensor) -> None:
     """The law misses as much of the series from those of a smooth curve."""
-    assert "The first states are" not in report_of(ode.fit(model(1, 1, 4), T, u))
+    assert "The initial values are from" not in report_of(ode.fit(model(1, 1, 4), T, u))
 
 
 def test_the_variation_of_states_whose_errors_are_in_proportion() -> None:

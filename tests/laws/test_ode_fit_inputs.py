@@ -133,7 +133,9 @@ def test_inputs_beside_one_rate_in_two_equations() -> None:
 def test_a_law_without_inputs_takes_none() -> None:
     t, model = torch.linspace(0, 4, 20, dtype=torch.float64), models(1, 0, 1)
     result = ode.fit(model, t, 1 / (1 + 0.5 * t))
-    with pytest.raises(ValueError, match="predict: inputs must be None for a law without inputs"):
+    with pytest.raises(
+        ValueError, match="predict: inputs must be None for equations without inputs"
+    ):
         result.predict(t, inputs=(KNOTS, KNOTS))
 
 

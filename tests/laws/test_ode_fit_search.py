@@ -63,7 +63,7 @@ def test_a_law_with_a_pole_is_none(power: float, rate: float, method: str) -> No
     """However small the residuals are of steps that jump over it."""
     law = law_of([[power]], [[rate]]).requires_grad_(False)
     u = solution([[1.0]], [[-0.5]], [2.0], T)
-    with pytest.raises(RuntimeError, match="no start has a finite trajectory"):
+    with pytest.raises(RuntimeError, match="no initialisation has a finite trajectory"):
         ode.fit(law, T, u, u0=[2.0], init="model", simplify=False, method=method)
 
 

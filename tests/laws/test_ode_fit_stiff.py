@@ -63,7 +63,7 @@ def test_stiff_laws_by_explicit_steps() -> None:
     assert ode.fit(model, t, u, u0=u0, **options).nrmse < 1e-5
     model, u0, t = robertson()
     u = ode.rollout(model, u0, t=t, method="kvaerno5", rtol=1e-10, atol=1e-14).detach()
-    with pytest.raises(RuntimeError, match="no start has a finite trajectory"):
+    with pytest.raises(RuntimeError, match="no initialisation has a finite trajectory"):
         ode.fit(model, t, u, u0=u0, **options)
 
 

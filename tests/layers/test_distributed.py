@@ -413,7 +413,7 @@ def test_styles_that_cannot_be_used() -> None:
     ):
         LayerParallel("in")
     mesh: Any = None
-    with pytest.raises(TypeError, match=r"must be a unit of npu_kernels, got Linear"):
+    with pytest.raises(TypeError, match=r"must be a layer of npu_kernels, got Linear"):
         LayerParallel("batch")._apply(nn.Linear(2, 2), mesh)
     with pytest.raises(ValueError, match=r"num_models must not be None where over='models'"):
         LayerParallel("models")._apply(NPU(2, 2), mesh)

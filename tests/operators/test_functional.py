@@ -316,7 +316,7 @@ def test_without_the_library(bare_package: Path) -> None:
     run = run_forked(WITHOUT_LIBRARY, cwd=bare_package)
     assert run.returncode == 0, run.stderr
     notice, *errors = run.stdout.splitlines()
-    slow = "npu_kernels: cpu tensors are computed by the slower eager formulas "
+    slow = "npu_kernels: cpu tensors are computed with the slower eager implementation "
     assert re.match(rf"{slow}.*not built.*build .* with `pip", notice), notice
     candidates = "Candidates: reference: available; cpu: .+; triton: .+"
     assert re.search(f"backend 'cpu' cannot run on cpu tensors. {candidates}", errors[0])

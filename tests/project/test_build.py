@@ -175,7 +175,7 @@ def test_without_the_kernels_says_so_once(site_without_kernels: Path, tmp_path: 
     assert run.returncode == 0, run.stderr
     assert str(site_without_kernels) in run.stdout
     assert (
-        "warnings 1 npu_kernels: cpu tensors are computed by the slower eager formulas"
+        "warnings 1 npu_kernels: cpu tensors are computed with the slower eager implementation"
         in run.stdout
     )
     assert "--no-binary npu_kernels npu_kernels" in run.stdout  # from the index, where no tree is

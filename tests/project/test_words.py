@@ -1,28 +1,38 @@
-"""Words that pages, public names, docstrings and messages do not have: the field has standard ones."""
+"""Words that pages, docstrings, comments and messages do not have: the field has standard ones."""
 
 import ast
+import io
 import re
+import tokenize
 
 import pytest
 
 from tests.project.test_structure import modules, public_values
 from tests.support.examples import ROOT
 
-# A word that is not written, and what is written instead.
+# A word that is not written, on pages and in the package, and what is written instead.
 WORDS = {
     r"told apart|tell(s|ing)? .{0,20} apart": "distinguishable",
     r"same bits|to the bit": "bitwise identical",
     r"whole (number|exponent)s?": "integers",
-    r"wild (row|value)s?": "outliers",
-    r"ordinary (loop|way|call|step|launch\w*)": "the standard PyTorch loop, plain calls",
-    r"by the eager formulas?": "with the eager implementation",
+    r"wild": "outliers",
+    r"eager formulas?": "the eager implementation",
+    r"one-pass": "fused",
+    r"time loops?": "ODE solver",
+    r"stretch(es)?": "segment, stage",
     r"without a notice|one notice": "warning",
+    r"greatest|fewest": "largest, smallest number of",
+    r"(wants|speaks? against)": "requires, defaults to",
+    r"beside|anew|in vain|spoil\w*|mend(s|ed)?|until then": "next to, again, wasted, corrupts, fixed",
+    r"obstacles?|certificate|glossary|verdicts?": "reasons, reports, diagnostics",
+}
+# Words that pages do not have; the package has them as names or in another meaning.
+PAGE_WORDS = {
+    r"ordinary (loop|way|call|step|launch\w*)": "the standard PyTorch loop, plain calls",
     r"(?<!/)rivals\b(?!\.py)": "baselines",
     r"drawn (call|sum|row)s?": "random, sampled",
-    r"greatest|fewest": "largest, smallest number of",
-    r"(knows|wants|speaks? against)\b": "requires, defaults to",
-    r"beside|anew|in vain|spoil\w*|mended|until then": "next to, again, wasted, corrupts, fixed",
-    r"planes|obstacles?|certificate|glossary": "parts, reasons, reports",
+    r"knows": "requires, defaults to",
+    r"planes": "parts",
 }
 # Names that public modules, docstrings, messages and pages had before they became standard ones.
 OLD_NAMES = (
@@ -32,29 +42,55 @@ OLD_NAMES = (
     r"\bstarts=", r"\bdraws=", r"\bstretch=", r"\bfitting\.(Fit|Fits|Run)\b", r"\btraining\.Run\b",
     r"(?<!y_)\bunits=", r"noise=\"(constant|relative|factor)\"",
 )  # fmt: skip
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.M | re.S)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_words_of_pages(page) -> None:
     text = CODE.sub(" ", page.read_text("utf-8"))
-    matches = {word: re.search(rf"\b({word})", text, re.I) for word in WORDS}
-    assert {match.group(): WORDS[word] for word, match in matches.items() if match} == {}
+    words = WORDS | PAGE_WORDS
+    matches = {word: re.search(rf"\b({word})\b", text, re.I) for word in words}
+    assert {match.group(): words[word] for word, match in matches.items() if match} == {}
+
+
+def texts_of_package() -> dict[str, str]:
+    """Return the docstrings, messages and comments of the package by their places."""
+    texts = dict[str, str]()
+    for name, tree in modules("npu_kernels").items():
+        strings = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        texts |= {
+            f"{name}: {node.lineno}: {node.col_offset}": node.value
+            for node in strings
+            if isinstance(node.value, str)
+        }
+    for path in sorted((ROOT / "npu_kernels").rglob("*.py")):
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+            if token.type == tokenize.COMMENT:
+                texts[f"{path.relative_to(ROOT)}: {token.start[0]}"] = token.string
+    return texts
+
+
+def test_words_of_the_package() -> None:
+    words = re.compile("|".join(rf"\b(?:{word})\b" for word in WORDS), re.I)
+    matches = {
+        (path, match.group())
+        for path, text in texts_of_package().items()
+        if (match := words.search(text))
+    }
+    assert sorted(matches) == []
 
 
 def test_old_names() -> None:
     texts = {page.name: page.read_text("utf-8") for page in PAGES}
     texts |= {name: str(getattr(value, "__doc__", "")) for name, value in public_values().items()}
-    texts |= {
-        f"{name}: {node.lineno}": node.value
-        for name, tree in modules("npu_kernels").items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+    texts |= texts_of_package()
     old = {
-        (place, match.group())
-        for place, text in texts.items()
+        (path, match.group())
+        for path, text in texts.items()
         for name in OLD_NAMES
         if (match := re.search(name, text))
     }

@@ -14,7 +14,7 @@ few_rows = pytest.mark.filterwarnings(
     "ignore:NPURegressor. .* rows are:npu_kernels.equations.EquationWarning"
 )
 approximate = pytest.mark.filterwarnings(
-    "ignore:NPURegressor. It is an approximation:npu_kernels.equations.EquationWarning"
+    "ignore:NPURegressor. The equation is an approximation:npu_kernels.equations.EquationWarning"
 )
 
 

@@ -121,7 +121,8 @@ def test_where_triton_cannot_launch(standin: dict[str, str], tmp_path: Path) -> 
         assert all(re.search(problem, error) for error in backends[1::2])
         assert len(notices) == 1
         assert re.search(
-            rf"cuda tensors are computed by the slower eager formulas .*{problem}", notices[0]
+            rf"cuda tensors are computed with the slower eager implementation .*{problem}",
+            notices[0],
         )
     available = "available", ["triton"] * 4, [], True
     assert tuple(_choice(standin | cache, new)) == available
@@ -142,6 +143,6 @@ def test_an_old_gpu_beside_a_new_one(standin: dict[str, str]) -> None:
     assert backends == ["triton", "reference", error, "triton", "reference", error]
     assert "backend 'triton' cannot run on cuda:1 tensors. Candidates: " in error
     assert why in error
-    assert "cuda:1 tensors are computed by the slower eager formulas" in notice
+    assert "cuda:1 tensors are computed with the slower eager implementation" in notice
     assert why in notice
     assert not registered

@@ -269,9 +269,9 @@ GOOD_ENTRY = {"BLOCK_B": 64, "BLOCK_O": 64, "num_warps": 8}
     (KEY_OF_NMU, {}, "it must have BLOCK_B, BLOCK_O, num_warps, got {}"),
     (KEY_OF_NMU, {"BLOCK_B": 64, "num_warps": 8},
      "it must have BLOCK_B, BLOCK_O, num_warps, got"),
-    (KEY_OF_NMU, GOOD_ENTRY | {"BLOCK_O": "64"}, "it must be an object of whole numbers, got"),
-    (KEY_OF_NMU, GOOD_ENTRY | {"BLOCK_O": False}, "it must be an object of whole numbers, got"),
-    (KEY_OF_NMU, [3, 64, 1], "it must be an object of whole numbers, got [3, 64, 1]"),
+    (KEY_OF_NMU, GOOD_ENTRY | {"BLOCK_O": "64"}, "it must be an object of integers, got"),
+    (KEY_OF_NMU, GOOD_ENTRY | {"BLOCK_O": False}, "it must be an object of integers, got"),
+    (KEY_OF_NMU, [3, 64, 1], "it must be an object of integers, got [3, 64, 1]"),
 ])  # fmt: skip
 def test_faults_of_tables(key: str, entry: Any, rule: str, tmp_path: Path) -> None:
     """The message names the file, the entry, the rule and what is there."""

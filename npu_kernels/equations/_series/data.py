@@ -512,7 +512,7 @@ def _start(u0: Any, series: int, features: int) -> Tensor:
 def _nodes(times: list[Tensor]) -> list[Tensor]:
     """Return the sorted times of each series, with times between two that are far apart.
 
-    Equal distances make all nodes of a trajectory one call of the time loop.
+    Equal distances make all nodes of a trajectory one call of the ODE solver.
     """
     ordered = [time.sort().values for time in times]
     gaps = torch.cat([time.diff() for time in ordered])

@@ -114,7 +114,7 @@ def judged(
             text += f": the equations miss {100 * float(missed[d]):.3g} % of its variation."
             lost = 0.0 if much else _lost(law, d)
             if lost > MAX_LOST:
-                text += f" With the smooth curve's first states they miss {100 * lost:.3g} %."
+                text += f" With the smooth curve's initial values they miss {100 * lost:.3g} %."
             (failed if much or lost > MAX_LOST else caveats).append(text)
         elif correlation[d] > max(MAX_AUTOCORRELATION, MAX_DEVIATIONS / math.sqrt(pairs[d])):
             text = f"Neighbouring residuals of {name} are correlated (autocorrelation "

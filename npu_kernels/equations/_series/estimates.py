@@ -139,7 +139,7 @@ def _names(law: Law, number: list[int]) -> list[str]:
             texts.append(f"{kind} in {rate}")
     for s in range(shape.series):
         more = f" of series {s}" if shape.series > 1 else ""
-        texts += [f"first {name}{more}" for name in data.names]
+        texts += [f"initial {name}{more}" for name in data.names]
     return texts
 
 

@@ -1,4 +1,4 @@
-"""From time series to their law: many starts, the trajectories fitted, the best made simpler."""
+"""`fit`: the call, its arguments, and the search for the equations of time series."""
 
 from __future__ import annotations
 
@@ -274,8 +274,8 @@ def _layers(model: Any, inputs: int) -> tuple[RealNPU, NAU]:
     power, nau = layers_of(model, NAME, "RealNPU", "", inputs)
     if not isinstance(power, RealNPU):
         raise TypeError(
-            f"{NAME}: model must be an nn.Sequential of RealNPU and NAU, since the exponents of a "
-            f"law are real, got Sequential({', '.join(type(layer).__name__ for layer in model)})"
+            f"{NAME}: model must be an nn.Sequential of RealNPU and NAU, since exponents are real, "
+            f"got Sequential({', '.join(type(layer).__name__ for layer in model)})"
         )
     return power, nau
 

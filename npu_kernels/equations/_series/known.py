@@ -59,8 +59,8 @@ class Known:
         off = (self.columns @ rates - coefficients).abs().max()
         if bool(off > TIED * coefficients.abs().max()):
             raise ValueError(
-                f"{NAME}: model must have the coefficients of some rates with init='model' and "
-                "stoichiometry or conserved: those of one term are a sum of these columns"
+                f"{NAME}: model must have coefficients that follow from rates, with init='model' "
+                "and stoichiometry or conserved: coefficients of a term are a sum of these columns"
             )
         self._check_signs("rate", rates)
         return rates

@@ -166,8 +166,8 @@ class SeriesFitResult:
 
     Attributes:
         model: ``RealNPU(D, n) -> NAU(n, D)`` in float64, for `rollout`; with J inputs its NPU has
-            D + J in_features. If states are small, its eps has the same ratio to them as in the
-            fit.
+            D + J in_features. If the states are small, its eps is reduced in proportion, because
+            the fit scales the states to about 1.
         names: names of the D states.
         input_names: names of the exogenous inputs.
         u0: states at the first times ``[S, D]``.
@@ -184,9 +184,9 @@ class SeriesFitResult:
         seconds: time that the fit took.
         max_step: longest time step of the fit with rk4.
         data: the series, with the outliers removed.
-        left_out: mask of the outliers ``[S, M, D]``, which are far from the equations of the other
-            values.
-        law: the equations as a vector in scaled units.
+        left_out: mask of the outliers ``[S, M, D]``: values far from the curve of the equations
+            that were fitted to the other values.
+        law: the equations as a vector, for states and times divided by their scales.
         free: the same form, fitted with free exponents in place of fractions.
         visited: equations of other forms, for `alternatives`.
         max_denominator: maximum denominator of exponents, 0 without fractions.
@@ -221,7 +221,7 @@ class SeriesFitResult:
 
     @property
     def method(self) -> str:
-        """Method of integration, "rk4" or, for a stiff law, "kvaerno5"."""
+        """Method of integration, "rk4" or, for stiff equations, "kvaerno5"."""
         return self.law.problem.method
 
     # ---- the equation --------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class SeriesFitResult:
         return {estimate.name: estimate.stderr for estimate in self.estimates}
 
     def confidence_intervals(self, level: float = 0.95) -> list[Interval]:
-        """Return confidence intervals of coefficients, exponents and fitted first states.
+        """Return confidence intervals of coefficients, exponents and fitted initial values.
 
         level: confidence level.
 
@@ -261,10 +261,10 @@ class SeriesFitResult:
         sum of squares, with all other parameters fitted again, has risen by the square of Student's
         t (of the normal quantile if the user gave sigma), in units of the error variance. An end
         that is not reached is infinite, or 0 for a coefficient of a term with free exponents, which
-        keeps its sign. Intervals stay within the bounds of exponents and the signs that the search
-        had. If exponents were rounded to fractions, exponents keep the estimates and intervals of
-        free exponents, and the intervals of coefficients and first states take the fractions as
-        given. Every call makes these fits, in one batch.
+        keeps its sign. Intervals stay within the bounds of exponents and the signs of the search.
+        If exponents were rounded to fractions, exponents keep the estimates and intervals of free
+        exponents, and the intervals of coefficients and initial values take the fractions as given.
+        Every call makes these fits, in one batch.
         """
         from scipy import stats
 
@@ -353,7 +353,7 @@ class SeriesFitResult:
         """Return the inputs of a prediction, None for a law without any."""
         if not self.input_names:
             if inputs is not None:
-                raise ValueError("predict: inputs must be None for a law without inputs")
+                raise ValueError("predict: inputs must be None for equations without inputs")
             return None
         if inputs is None:
             times = self.data.times[series]
@@ -408,7 +408,10 @@ class SeriesFitResult:
         return display.table(str(self.equation), header, rows, str(self.diagnostics))
 
     def report(self, level: float = 0.95) -> str:
-        """Return the equations, their parameters with intervals of this level, and all warnings."""
+        """Return the equations, their parameters with intervals, and all warnings, as text.
+
+        level: confidence level of the intervals.
+        """
         lines = []
         if not self.complete:
             lines.append("The search was interrupted: these are the best equations so far.")
@@ -434,8 +437,8 @@ class SeriesFitResult:
         fitted = self.law.problem.data
         if (self.data.start.isnan() & ~fitted.start.isnan() & ~fitted.constant).any():
             lines.append(
-                "The first states are taken from a smooth curve: fitted ones would hide what the "
-                "equations miss."
+                "The initial values are from a smooth curve: fitted initial values would hide what "
+                "the equations miss."
             )
         if self.sigma is not None and self.diagnostics.good:
             unit = " of the value" if self.data.in_proportion else ""

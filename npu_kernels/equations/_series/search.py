@@ -64,9 +64,9 @@ from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode._methods import AUTO
 
 NO_LAW = (
-    f"{NAME}: no start has a finite trajectory through the series that the steps of its method "
-    "solve; take more starts (num_models), fewer terms, method='auto' or 'kvaerno5', or "
-    "init='model' with a law that is nearly right"
+    f"{NAME}: no initialisation has a finite trajectory through the series; use more random "
+    "initialisations (num_models), fewer terms, method='auto' or 'kvaerno5', or init='model' with "
+    "a model that is nearly right"
 )
 SEGMENT_STEPS = 4  # of Runge and Kutta from node to node
 SERIES_STEPS, MIN_REPLAYS = 400, 2  # of a series, with which the search begins; from node to node
@@ -281,7 +281,7 @@ class Search:
             if stiff.any():
                 go_through(x[stiff], free[stiff], IMPLICIT)
         if not outcomes and self.job.pressed:
-            raise NoLawYet(f"{NAME}: interrupted before there was a law")
+            raise NoLawYet(f"{NAME}: interrupted before there were equations")
         if not outcomes:
             raise NoLawError(NO_LAW)
         law, loose = min(outcomes, key=lambda pair: pair[0].bic())
@@ -416,7 +416,7 @@ class Search:
     ) -> Tensor:
         """Fit exponents and coefficients to segments from node to node, then to longer pieces.
 
-        steps: of a stretch. Pieces take those of the problem.
+        steps: of a segment. Longer segments take the steps of the problem.
         """
         only = free.clone()
         only[:, self.shape.weights :] = False

@@ -1,9 +1,9 @@
 """Residuals of time series and their derivatives, for K laws at once.
 
 A law is a vector: exponents ``[h, D]``, coefficients ``[D, h]``, states at the first times
-``[S, D]``. Every stretch from node to node is a trajectory of one unit of time whose coefficients
-are multiplied by the stretch's length: all segments of all laws and series are one call of the
-time loop, and D backward calls give their derivatives for the law and for the state at their
+``[S, D]``. Every segment from node to node is a trajectory of one unit of time whose coefficients
+are multiplied by its length: all segments of all laws and series are one call of the
+ODE solver, and D backward calls give their derivatives for the law and for the state at their
 beginning. The chain rule along the nodes joins them to the derivatives of the trajectory.
 """
 
@@ -106,7 +106,7 @@ class Weights(NamedTuple):
     coefficients: Tensor
 
     def of_layers(self) -> WeightsOfLayers:
-        """Return the weights of the power layer and of the sums, as the time loop takes them."""
+        """Return the weights of the power layer and of the sums, as the ODE solver takes them."""
         return self.exponents, None, None, self.coefficients
 
     def repeated(self, count: int) -> Weights:
@@ -130,7 +130,7 @@ def flow(
 ) -> Tensor:
     """Return the states ``[L, segments + 1, D]`` of laws from ``u [L, D]`` on.
 
-    lengths: of the segments, ``[L]`` or one number. steps: of a stretch. method: `FIXED`, or
+    lengths: of the segments, ``[L]`` or one number. steps: of a segment. method: `FIXED`, or
     `IMPLICIT`, whose tolerance is that of so many steps: its states are nan from where it does
     not get on.
     """
@@ -197,7 +197,7 @@ class Trajectories:
         models, series, d = u.shape
         lengths, u = self.data.lengths, u.reshape(-1, d)
         laws = Weights(exponents, coefficients).repeated(series)
-        same = not self.data.inputs  # the law is that in each stretch
+        same = not self.data.inputs  # the law is that in each segment
         if same and torch.allclose(lengths, lengths[:1, :1], rtol=SAME_DISTANCE, atol=0):
             mean = float(lengths.mean())
             path = flow(laws, u, mean, self.steps, lengths.shape[1], self.method)
@@ -208,7 +208,7 @@ class Trajectories:
         return path.view(models, series, -1, d)
 
     def _by_stretches(self, laws: Weights, u: Tensor, models: int) -> Tensor:
-        """Return the states ``[K S, M, D]``, a call for each stretch."""
+        """Return the states ``[K S, M, D]``, a call for each segment."""
         distances, slopes, states = self.data.lengths.repeat(models, 1), self.data.slopes, [u]
         if slopes is not None:
             slopes = slopes.repeat(models, 1, 1)
@@ -344,7 +344,7 @@ class Segments:
         return states.view((models, *lengths.shape, -1))
 
     def compare(self, states: Tensor) -> Tensor:
-        """Return residuals ``[K, S (M - 1) D]``, 0 where there is no stretch."""
+        """Return residuals ``[K, S (M - 1) D]``, 0 where there is no segment."""
         present = (self.data.lengths > 0)[..., None]
         return torch.where(present, states - self.smooth[:, 1:], 0.0).flatten(1)
 

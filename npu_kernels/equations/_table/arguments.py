@@ -71,7 +71,7 @@ CHOICES = {
 
 
 def check_jobs(function: str, value: Any) -> None:
-    """ValueError for a number of processes that joblib does not know."""
+    """ValueError for a number of processes that joblib does not accept."""
     if value is not None and (not is_whole(value) or value == 0):
         raise ValueError(
             f"{function}: n_jobs must be None, or an integer other than 0, got {value!r}"
@@ -168,7 +168,7 @@ def check_groups(model: Any) -> None:
         rule = "max_terms must be a number with groups"
         raise ValueError(f"NPURegressor: {rule}, got None")
     if model.ratios is True:
-        rule = "ratios must be 'auto' or False with groups, whose laws are sums"
+        rule = "ratios must be 'auto' or False with groups, whose equations are sums"
         raise ValueError(f"NPURegressor: {rule}, got True")
 
 
@@ -425,9 +425,9 @@ def scaled_columns(X: Array, y: Array, names: tuple[str, ...], output: str) -> t
     if not scaled:
         return ()
     return (
-        f"{', '.join(scaled)}: mean 0 and standard deviation 1, as StandardScaler makes them. A "
-        "law of the measured numbers is no law of these: leave the scaler out. Sizes do not "
-        "matter here.",
+        f"{', '.join(scaled)}: mean 0 and standard deviation 1, as StandardScaler makes them. "
+        "An equation of the measured numbers is not an equation of the scaled numbers: leave the "
+        "scaler out. Sizes do not matter here.",
     )
 
 
@@ -455,8 +455,8 @@ def copies(X: Array) -> dict[int, tuple[int, float]]:
 def copied_columns(X: Array, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return a note for each column that is another one times a number."""
     return tuple(
-        f"{names[i]} is {'' if factor == 1 else f'{factor:.6g}*'}{names[j]} in all rows: nothing "
-        f"tells the two apart, and the law may have either in place of the other."
+        f"{names[i]} is {'' if factor == 1 else f'{factor:.6g}*'}{names[j]} in all rows: the "
+        "two are not distinguishable, and the equation may have either of them."
         for i, (j, factor) in copies(X).items()
     )
 
@@ -477,8 +477,8 @@ def product_columns(X: Array, names: tuple[str, ...]) -> tuple[str, ...]:
             continue
         factor = 1.0 if abs(ratio[0] - 1) < EQUAL_PRODUCTS else float(ratio[0])
         notes.append(
-            f"{names[i]} is {term_text(factor, powers, names, 6)} in all rows: nothing tells the "
-            "two apart, and the law may have either in place of the other."
+            f"{names[i]} is {term_text(factor, powers, names, 6)} in all rows: the two are not "
+            "distinguishable, and the equation may have either of them."
         )
     return tuple(notes)
 
@@ -588,7 +588,7 @@ def _check_part(
 def _check_terms(terms: Array, X: Array, names: tuple[str, ...]) -> None:
     """ValueError for exponents of terms ``[F, n]`` with which some rows have no finite product."""
     for wrong, rule, some in (
-        ((X < 0).any(0) & (terms % 1 != 0), "whole exponents", "negative"),
+        ((X < 0).any(0) & (terms % 1 != 0), "integer exponents", "negative"),
         ((X == 0).any(0) & (terms < 0), "no negative exponents", "0"),
     ):
         for k, i in np.argwhere(wrong).tolist():
@@ -606,8 +606,8 @@ def _check_limits(
     follows[exponents.free] = False
     if (follows & limits.bounded).any():
         columns = ", ".join(names[i] for i in np.flatnonzero(follows & limits.bounded))
-        rule = "exponents cannot have bounds where they follow from units"
-        raise ValueError(f"NPURegressor: {rule}, as those of {columns} do")
+        rule = "exponents must not have bounds if they follow from units"
+        raise ValueError(f"NPURegressor: {rule}, got bounds for {columns}")
     if not any(limits.agree(exponents, power) for power in powers):
         rule = "required_terms must have the dimension of y, and no column that is constant"
         raise ValueError(f"NPURegressor: {rule}, got the exponents {limits.terms.tolist()}")

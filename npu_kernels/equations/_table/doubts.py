@@ -80,8 +80,8 @@ def copied(rows: Rows) -> str:
     if times < 2 or len(counts) < FEWEST_COPIED:
         return ""
     return (
-        f"Each row is there {times} times: if these are copies, drop them, as they make standard "
-        "errors too small and laws too long."
+        f"Each row occurs {times} times: if these are copies, drop them. Copies make standard "
+        "errors too small and equations too long."
     )
 
 
@@ -100,9 +100,9 @@ def _unlike_noise(rows: Rows, equation: Equation, errors: Array) -> str:
         return ""
     ratio = math.sqrt(squares / degrees)
     return (
-        f"The residuals are {ratio:.3g} times as large as noise says (chi-square over degrees of "
-        f"freedom {ratio**2:.3g}), and standard errors rely on noise: check its unit, and that it "
-        "is a standard deviation."
+        f"The residuals are {ratio:.3g} times as large as noise (chi-square over degrees of "
+        f"freedom {ratio**2:.3g}), and standard errors are computed from noise: check its unit, "
+        "and that it is a standard deviation."
     )
 
 
@@ -119,8 +119,8 @@ def _growing(rows: Rows, errors: Array, is_like: Array) -> str:
             where = "large" if times > 1 else "small"
             return (
                 f"Errors are {max(times, 1 / times):.2g} times as large where {name} is {where}, "
-                "unlike those that are taken here: standard errors may be wrong. Give noise for "
-                "each row, or take the intervals of bootstrap."
+                "contrary to the error model: standard errors may be wrong. Give noise for each "
+                "row, or use the intervals of bootstrap."
             )
     return ""
 
@@ -139,6 +139,6 @@ def _clumps(rows: Rows, errors: Array) -> str:
     if gap <= CLUMP_GAP * max(some[first - 1] - some[0], some[-1] - some[first]):
         return ""
     return (
-        f"The residuals are in two clumps, of {first} and {len(some) - first} rows: there are two "
-        "populations, which groups= tells apart, or a column is missing."
+        f"The residuals form two clusters, of {first} and {len(some) - first} rows: there are two "
+        "populations, which groups= distinguishes, or a column is missing."
     )

@@ -63,8 +63,8 @@ def untold(data: AllRows, law: Sum) -> tuple[str, ...]:
     if not count:
         return ()
     return (
-        f"The rows do not tell {count} of the law's {law.parameters} parameters, at most "
-        "combinations of them: these are no estimates, and have no standard error.",
+        f"The rows do not determine {count} of the {law.parameters} parameters, at most "
+        "combinations of them: these numbers are not estimates, and have no standard error.",
     )
 
 
@@ -134,7 +134,7 @@ def in_place_of_rounded(data: AllRows, law: Sum, loss: str | None) -> Array:
 # ---- estimates -----------------------------------------------------------------------------------
 
 NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
-SMALLEST_SIZE = 1e-100  # of an output that relative errors are in proportion to, over the greatest
+SMALLEST_SIZE = 1e-100  # of an output that relative errors are in proportion to, over the largest
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Rows:
     exponents: Exponents  # that units allow
     noise: float | str | None  # as in `NPURegressor`; a number is that of rows of weight 1
     digits: float  # the relative error to which y is rounded
-    notes: tuple[str, ...]  # what a reader should know of the data
+    notes: tuple[str, ...]  # doubts about the data
     origin: Array  # [N]: the rows' numbers in the table that was given
     part: Expression | None = None  # of every sum, which is set
     limits: Limits | None = None  # of terms, exponents and coefficients
@@ -303,7 +303,7 @@ def _errors(coef: Array, C: Array, free: Array, log_mean: Array) -> Array:
 
 
 # ---- refits --------------------------------------------------------------------------------------
-# Refits of a law with its form kept: to new data, and to rows drawn anew (the bootstrap).
+# Refits of a law with its form kept: to new data, and to resampled rows (the bootstrap).
 
 
 def rows_of(
@@ -330,7 +330,7 @@ def refitted(equation: Equation, rows: Rows, loss: str) -> tuple[Rows, Equation]
         data, start = started(equation, rows, "refit", is_new)
         law = refine.refit(_of_terms(data, start), start, loss)
         if not math.isfinite(law.rss):
-            raise ValueError("refit: the law must have finite values in all rows")
+            raise ValueError("refit: the equation must have finite values in all rows")
         error = left_out(rows, data, law)
         equation = equation_of(rows, data, law, error, 0, equation.noise, loss)
     return rows, equation
@@ -377,7 +377,7 @@ def started(
 
 
 def _fractional(equation: Equation, columns: Columns) -> Array:
-    """The columns with negative values whose exponents in the law are no whole numbers ``[n]``."""
+    """The columns with negative values whose exponents in the law are not integers ``[n]``."""
     fractional = (equation.free | (equation.exponents % 1 != 0)).any(0)
     negative: Array = columns.negative & fractional
     return negative
@@ -386,14 +386,14 @@ def _fractional(equation: Equation, columns: Columns) -> Array:
 def _refuse(equation: Equation, columns: Columns, y: Array, function: str) -> NoReturn:
     """Raise the ValueError that says why rows are none of a law."""
     if equation.noise == "multiplicative" and not ((y > 0).all() or (y < 0).all()):
-        rule = "y must have one sign and no zeros, as the errors of the law are factors of y"
+        rule = "y must have one sign and no zeros, because its errors are multiplicative"
         raise ValueError(f"{function}: {rule}, got y from {y.min():g} to {y.max():g}")
     negative = _fractional(equation, columns)
     if negative.any():
         names = ", ".join(equation.names[i] for i in np.flatnonzero(negative))
-        rule = "columns must not be negative where their exponents are no whole numbers"
+        rule = "columns must not be negative if their exponents are not integers"
         raise ValueError(f"{function}: {rule}, got negative values in {names}")
-    raise ValueError(f"{function}: the law must have finite values in all rows")
+    raise ValueError(f"{function}: the equation must have finite values in all rows")
 
 
 def _solved(data: AllRows, u: Array, parity: Array) -> Array:

@@ -60,13 +60,13 @@ from npu_kernels.equations._table.search import POWERS, Settings, Steps, Work
 Array = Any
 
 # ---- results -------------------------------------------------------------------------------------
-# What a fitted `NPURegressor` gives: predictions, forms of its laws, intervals, refits.
+# What a fitted `NPURegressor` returns: predictions, forms of its equations, intervals, refits.
 
 MOST_ROWS = 5  # that a warning names
 
 
 class EquationWarning(UserWarning):
-    """A property of the data or the equation to know about. message: its description."""
+    """Warning about the data or the equation. message: its text."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class Results:
     _single: bool  # whether y had one dimension
     _seen: Seen
     _group_column: str | None  # of X, that has the labels of groups
-    _left_out: list[Array]  # the wild rows of each output among the merged rows
+    _left_out: list[Array]  # the outliers of each output among the merged rows
 
     def _set(self, tables: list[EquationTable]) -> None:
         """Set the attributes that a fit gives, and warn of the tables' notes."""
@@ -169,10 +169,21 @@ class Results:
 
         groups: labels of the rows, as in `fit`, if the equation has groups.
 
-        Rows outside of the range of `fit` give no warning. Warns if predictions are infinite or
-        undefined: an input with a negative exponent is 0, an input or the sum has no logarithm or
-        root, or the sum of the terms is not a value of the function of y. Also warns if a
-        prediction is far outside of the y of `fit` although the row is within the range of `fit`.
+        Rows outside of the range of `fit` give no warning. Warns (`EquationWarning`)
+
+        - if predictions are infinite or undefined: an input with a negative exponent is 0, or an
+          input or the sum has no logarithm or root;
+        - if the sum of the terms is outside of the range of the function of y, such as 1.2 for a
+          sine: the prediction is the y of the nearest value in the range;
+        - if a prediction is far outside of the y of `fit` although the row is within the range of
+          `fit`.
+
+            >>> import numpy as np
+            >>> from npu_kernels import NPURegressor
+            >>> X = np.random.default_rng(0).uniform(0.5, 3, (100, 2))
+            >>> model = NPURegressor(random_state=0).fit(X, 5 * X[:, 0] / X[:, 1])
+            >>> model.predict([[100.0, 4.0]]).round(6)
+            array([125.])
         """
         from sklearn.utils.validation import validate_data
 
@@ -194,8 +205,8 @@ class Results:
             if len(beyond):
                 function = equation.target_transform.name if equation.target_transform else ""
                 warn(
-                    f"NPURegressor: {len(beyond)} predictions of {equation.output} are those of "
-                    f"the nearest value of {function}, as the sum is none: rows "
+                    f"NPURegressor: {len(beyond)} predictions of {equation.output} are for the "
+                    f"nearest value of {function}, because the sum is outside of its range: rows "
                     f"{', '.join(map(str, beyond[:MOST_ROWS]))} (the first is row 0)",
                     EquationWarning,
                 )
@@ -203,9 +214,10 @@ class Results:
         if far.any():
             rows = ", ".join(map(str, np.flatnonzero(far)[:MOST_ROWS]))
             warn(
-                f"NPURegressor: {int(far.sum())} predictions are far outside of the y of fit, and "
-                f"their rows are like those of fit: rows {rows} (the first is row 0). Unless y is "
-                "so large there, the equation is no law: see the others in equations_",
+                f"NPURegressor: {int(far.sum())} predictions are far outside of the y of fit, "
+                f"although their rows are within its range: rows {rows} (the first is row 0). "
+                "Unless y is so large there, the equation is wrong: see the other equations in "
+                "equations_",
                 EquationWarning,
             )
         return results[:, 0] if self._single else results
@@ -314,15 +326,23 @@ class Results:
 
         Returns a new estimator.
 
-        X, y, sample_weight, groups: as in `fit`. All rows are used: outliers are not searched for.
-        If `noise` is an array, it must be the errors of these rows: see `set_params`. The groups
-        may differ from the groups of `fit`. If the equation is for a power of y other than 1 and
-        -1, y whose sign differs from the sign of the mean are treated as measurement errors,
-        however large.
+        Args:
+            X, y, sample_weight, groups: as in `fit`. All rows are used: outliers are not searched
+                for. The groups may differ from the groups of `fit`. If `noise` is an array, first
+                replace it by the errors of these rows (`set_params`). If the equation is for a
+                power of y other than 1 and -1, y whose sign differs from the sign of the mean are
+                treated as measurement errors, however large.
 
-        The `equations_` of the new estimator is this equation; its notes give warnings. Raises
-        ValueError if the equation has no finite values, and for negative columns whose exponents
-        are not integers.
+        `equations_` of the new estimator contains only this equation. Doubts about the new fit are
+        in `equations_.notes`, and raised as warnings. Raises ValueError if the equation has no
+        finite values, and for negative columns whose exponents are not integers.
+
+            >>> import numpy as np
+            >>> from npu_kernels import NPURegressor
+            >>> X = np.random.default_rng(0).uniform(0.5, 3, (100, 2))
+            >>> model = NPURegressor(random_state=0).fit(X, 5 * X[:, 0] / X[:, 1])
+            >>> print(model.refit(X, 7 * X[:, 0] / X[:, 1]).best_equation_)
+            y = 7*x0/x1
         """
         equations = self._pick(None)
         column = groups if isinstance(groups, str) else self._group_column
@@ -335,7 +355,7 @@ class Results:
         noise, weights = known_errors("refit", self.noise, weight, len(equations))
         loss, tables = settings_of(self, 0).rules.loss, []
         X, targets, weights, origin, group = ordered(X, targets, weights, used, group)
-        new, than = first_of_equal(X, targets, group), "different rows than the law has terms"
+        new, than = first_of_equal(X, targets, group), "different rows than the equation has terms"
         for o, equation in enumerate(equations):
             if labels is not None and group is not None:
                 check_sizes("refit", labels, group[new], equation.n_terms, than)
@@ -371,9 +391,16 @@ class Results:
         return draw(table, equation, prediction, y)
 
     def report(self, level: float = 0.95) -> str:
-        """Return the best equation, its parameters with intervals, and its doubts, as text.
+        """Return the best equation, its parameters with intervals, and doubts about it, as text.
 
         level: confidence level of the intervals.
+
+            >>> import numpy as np
+            >>> from npu_kernels import NPURegressor
+            >>> X = np.random.default_rng(0).uniform(0.5, 3, (100, 2))
+            >>> model = NPURegressor(random_state=0).fit(X, 5 * X[:, 0] / X[:, 1])
+            >>> print(model.report().splitlines()[0])
+            y = 5*x0/x1
         """
         level = check_level("report", level)
         return "\n\n".join(report(table, level) for table in self._tables())
@@ -411,9 +438,9 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     their geometric mean and y by its root mean square, and both are folded back into the constants.
     The constants are solved exactly within the search (variable projection), the exponents with
     Levenberg-Marquardt from many random initialisations at once, in float64. Exponents are rounded
-    to simple fractions if that lowers the criterion, which also chooses the number of terms. It is
-    called BIC: ``N log(PRESS / N) + K log N + 2 DL`` (``PRESS / noise**2`` as the first part if
-    `noise` is known), plus ``6 + log N`` for a power or function of y, more for a ratio, and a
+    to simple fractions if that lowers the BIC, an information criterion which also chooses the
+    number of terms: ``N log(PRESS / N) + K log N + 2 DL`` (``PRESS / noise**2`` as the first part
+    if `noise` is known), plus ``6 + log N`` for a power or function of y, more for a ratio, and a
     correction for few rows. PRESS is the sum of squared leave-one-out errors (Allen 1974), K the
     number of coefficients, and DL the description length of the exponents in nats.
 
@@ -438,7 +465,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         loss: "auto": outliers are removed, then least squares. An outlier is a row far from the
             equation fitted to the others: its error exceeds 7 robust standard deviations, and there
             is a gap to the errors of the others, or the tails are heavy. At most 1/5 of the rows
-            are removed so. Rows with a missing-value code (such as -999) or with saturated y are
+            are outliers. Rows with a missing-value code (such as -999) or with saturated y are
             removed without that limit. Removed rows are reported. "squared": least squares; all
             rows are kept, and outliers are reported. "huber", "soft_l1": robust losses; all rows
             are kept, and only codes and saturated y are reported. With max_terms=None, "auto" is
@@ -460,19 +487,19 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             "exp", "sin", "cos", "tan", "logit", "log(1+1/y)" and, for y itself, "identity"; "auto":
             all functions whose domain contains y. None: y itself. The loss is still computed in y,
             and `predict` returns y. A few y may be outside of the domain because of noise.
-        ratios: whether ratios of two sums are tried. "auto": if no sum is satisfactory: its
-            exponents are not simple, it has `max_terms` terms, or its residuals are not noise. Only
-            p = 1, 2 and 1/2 are tried, if `target_powers` has them. A ratio is chosen if its BIC is
-            the lowest.
+        ratios: whether ratios of two sums are tried. "auto": only if the best sum is not
+            satisfactory, that is, if its exponents are not simple, it has `max_terms` terms, or its
+            residuals do not look like noise. Only p = 1, 2 and 1/2 are tried, if `target_powers`
+            has them. A ratio is chosen if its BIC is the lowest.
         known_part: known additive part of the equation, as text: an expression of columns and
             numbers, such as ``"v*t - 9.81*t**2/2"``, with sin, cos, tan, exp, log and sqrt.
             ``y**p`` is this part plus the sum or ratio that is found; p is 1 unless `target_powers`
             is given.
-        required_terms: products that the sum has, as text or as the exponents of all columns:
-            ``["x0*x1**2", "1"]``. The search may add further products; their exponents must differ
-            by more than 0.1 from those of the required ones. A dict has bounds of the coefficients,
-            ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``, and 0 for a term that is excluded:
-            ``{"1": 0}``. p is then 1 as with `known_part`, and no ratios are tried.
+        required_terms: products that the sum must have, as text or as the exponents of all columns:
+            ``["x0*x1**2", "1"]``. The search may add other products whose exponents differ from the
+            exponents of the required products by more than 0.1. A dict has bounds of the
+            coefficients, ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``, and 0 for a term that is
+            excluded: ``{"1": 0}``. p is then 1 as with `known_part`, and no ratios are tried.
         signs: "nonnegative" for nonnegative coefficients, except in `required_terms`.
         integer_exponents: True for integer exponents only, or the names of columns with integer
             exponents.
@@ -483,9 +510,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     `feature_names_in_`. With several outputs each attribute except the last two is a list with one
     entry per output.
 
-    What it does not find: functions of several inputs, such as the sine of a product, products of
-    sums, and fractional powers of inputs that are negative in some rows. Such inputs have integer
-    exponents.
+    It does not find functions of several inputs, such as the sine of a product, products of sums,
+    and fractional powers of inputs that are negative in some rows: these have integer exponents.
 
         >>> import numpy as np
         >>> from npu_kernels import NPURegressor
@@ -575,8 +601,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         is an equation, and if outputs are searched in processes.
 
         Raises ValueError for invalid data and parameters and for a checkpoint that is damaged or of
-        another fit, OSError if the checkpoint cannot be written. Warns with `EquationWarning` of
-        constant columns, of few rows, and of the notes in `equations_`.
+        another fit, OSError if the checkpoint cannot be written. Warns (`EquationWarning`) about
+        constant columns, few rows, and the notes in `equations_`.
         """
         check_parameters(self)
         outputs = column_names(y)

@@ -275,7 +275,7 @@ def _shortest(data: AllRows, law: Sum, directions: list[Array]) -> Sum | None:
 
 RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
 AS_GOOD = 2.0  # difference of the criteria up to which the simplest of some forms is taken
-TELL = 6.0  # difference of the criteria below which the data hardly tell two equations apart
+TELL = 6.0  # difference of BICs below which two equations are not distinguishable
 FREE_TELL = 12.0  # the same of a law with fractions and of that with free ones, for each exponent
 
 

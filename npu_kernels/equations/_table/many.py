@@ -1,4 +1,4 @@
-"""Many tables of measurements, each with its own law."""
+"""Many tables of measurements, each with its own equation."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Exchange:
 
     ``with Exchange("fit_many") as exchange: ... exchange.gather(value)``.
 
-    function: for warnings. A rank that leaves the block by an error tells the others that it has no
-    value.
+    function: for warnings. A rank that leaves the block with an error reports to the others that it
+    has no value.
     """
 
     def __init__(self, function: str) -> None:
@@ -155,8 +155,8 @@ class Outcome:
 
     Attributes:
         name: the key or index of the problem.
-        model: fitted; None if it could not be.
-        error: why it could not be.
+        model: the fitted `NPURegressor`; None if the fit raised an error.
+        error: this error.
     """
 
     name: Any
@@ -165,7 +165,7 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """False if Ctrl-C ended the search. The model then has the best law until there."""
+        """False if Ctrl-C ended the search. The model then has the best equation so far."""
         return self.model is None or all(table.complete for table in self.model._tables())
 
     def __str__(self) -> str:
@@ -178,10 +178,10 @@ class Outcome:
 
 
 class Outcomes(list[Outcome]):
-    """An `Outcome` for each problem that was begun, in their order; ``str()`` has a line for each.
+    """A list with an `Outcome` for each problem that was begun; ``str()`` has a line for each.
 
-    outcomes: these. complete: false if Ctrl-C ended it; problems are then missing or their search
-    was interrupted.
+    outcomes: the outcomes, in the order of the problems. complete: False if Ctrl-C ended the fit;
+    outcomes are then missing or their search was interrupted.
     """
 
     def __init__(self, outcomes: Sequence[Outcome] = (), complete: bool = True) -> None:
@@ -204,26 +204,27 @@ def fit_many(
 ) -> Outcomes:
     """Fit a `NPURegressor` to each of many problems.
 
-    An error in one of them does not touch the others.
+    An error in one problem does not affect the other problems.
 
     Args:
-        problems: ``(X, y)``, ``(X, y, sample_weight)`` or ``(X, y, sample_weight, groups)`` of
-            each, as `NPURegressor.fit` takes them; a sequence, or a dict whose keys become names.
-        model: with the parameters for all; an integer random_state gives the same numbers each
-            time. It is not fitted.
-        n_jobs: processes, as in joblib, whose backends (Dask, Ray) bring further machines. Where a
-            worker is lost, a warning says so, and the problems at work are fitted again, each by
-            itself; one that loses its worker again has that error as its outcome.
-        checkpoint: a folder, made if it is absent, with a file for each problem. The same call
-            continues from it; so does one with more problems, or with the problems in another
-            order.
-        progress: true shows it on stderr, None does so on a terminal.
+        problems: a sequence, or a dict whose keys become names. Each problem is ``(X, y)``,
+            ``(X, y, sample_weight)`` or ``(X, y, sample_weight, groups)``, as for
+            `NPURegressor.fit`.
+        model: a `NPURegressor` with the settings for all problems. Clones of it are fitted, the
+            model is not. With an integer random_state the results are the same in each call.
+        n_jobs: number of processes, as in joblib; joblib's backends for Dask and Ray use further
+            machines. If a worker dies, a warning reports it, and the problems that were being
+            fitted are fitted again, one at a time. If the worker of a problem dies again, the error
+            is the outcome of that problem.
+        checkpoint: a folder, created if it does not exist, with a file for each problem. The same
+            call continues from it, also with more problems or in another order.
+        progress: whether progress is shown on stderr; None: if stderr is a terminal.
 
-    In a process group of `torch.distributed`, as torchrun makes it, every rank fits its share of
-    the problems, and all ranks return all outcomes. However long a rank takes, the others wait; one
-    without a sign of life for five minutes is lost, which a warning says, and its problems are
-    missing. Ctrl-C ends it with what was found until then. Raises TypeError and ValueError for
-    arguments that cannot be used, OSError for a folder that cannot be made.
+    In a process group of `torch.distributed`, such as under torchrun, every rank fits its share of
+    the problems, and all ranks return all outcomes. The ranks wait for each other. A rank without a
+    sign of life for five minutes is lost: a warning reports it, and its outcomes are missing.
+    Ctrl-C returns the outcomes so far. Raises TypeError and ValueError for invalid arguments,
+    OSError if the folder cannot be created.
 
         >>> import numpy as np
         >>> from npu_kernels.equations import NPURegressor, fit_many
@@ -309,7 +310,7 @@ def _fitted(
     folder: Path | None,
     n_jobs: int | None,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Places and outcomes as they come; none after the one that Ctrl-C has ended."""
+    """Numbers and outcomes as they come; none after the one that Ctrl-C has ended."""
     if n_jobs in (None, 1):
         for number, (name, data) in enumerate(named):
             outcome = _one(name, data, model, folder)
@@ -347,7 +348,7 @@ def _in_parallel(
     folder: Path | None,
     n_jobs: int | None,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Places and outcomes by joblib's backend, as they come."""
+    """Numbers and outcomes by joblib's backend, as they come."""
     from joblib import Parallel, delayed, effective_n_jobs
 
     jobs = [

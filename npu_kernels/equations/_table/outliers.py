@@ -1,4 +1,4 @@
-"""Wild rows of a table, its outliers: far from the law of all others."""
+"""Outliers of a table: rows far from the equation of all other rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from npu_kernels.equations._table.search import Settings
 
 Array = Any
 
-FEWEST_WITH_WILD = 8  # rows from which wild ones are looked for
-ROUGH = 0.3  # of y's standard deviation: the error from which wild rows may have hidden the law
-WILD_ROUNDS = 3  # searches without the rows that seem wild
+FEWEST_WITH_WILD = 8  # rows from which outliers are looked for
+ROUGH = 0.3  # of y's standard deviation: the error from which outliers may have hidden the law
+WILD_ROUNDS = 3  # searches without suspected outliers
 WILD = 7.0  # robust standard deviations from which a row is suspected
 MOST_WILD = 0.2  # share of the rows; values that occur in many rows may be more of them
 FEW = 0.03  # share of the rows up to which tails are not heavy
@@ -37,9 +37,9 @@ FEW_STEPS = 3  # of rounded readings: a code is farther from all others
 # as many as any other.
 FEWEST_CODED, FAR_OUTSIDE, FEWEST_AT_END, OFTEN = 3, 3.0, 5, 4
 FEW_BELOW = 3  # rows with a y of the other sign than all others
-GAP = 3.0  # ratio of the median error of wild rows to the largest of the others
+GAP = 3.0  # ratio of the median error of outliers to the largest of the others
 FEW_ROWS, WIDE_GAP = 15, 10.0  # below so many rows, which a law may follow, the gap is wider
-TAILS = 3.0  # of the standard deviations with and without wild rows: their ratio for heavy tails
+TAILS = 3.0  # of the standard deviations with and without outliers: their ratio for heavy tails
 NAMED = 5  # rows that a note names
 # A law may be fitted to a row alone, which has a leverage near 1 then: one with a slip in an input.
 DECISIVE, MOST_DECISIVE = 0.5, 3  # leverage of such rows, and their number
@@ -66,7 +66,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     odd = _odd_values(rows, best)
     if (best.exact or of_values) and not odd.any():  # terms that follow them may make a law exact
         return laws_of_all
-    if not laws_of_all.complete:  # after Ctrl-C another search would spoil the checkpoint
+    if not laws_of_all.complete:  # after Ctrl-C another search would corrupt the checkpoint
         return laws_of_all
     without, tried = laws_of_all, list[tuple[Laws, Array]]()
     try:
@@ -104,10 +104,10 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
 
 
 def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Array) -> bool:
-    """Whether rows are wild that are far from the law of the others.
+    """Whether rows far from the law of the others are outliers.
 
     There is a gap between their errors and those of the others, or, of many rows, they make most of
-    the standard deviation. They are no part of a curve, which lie beside each other. Each counts as
+    the standard deviation. They are not neighbours, as parts of a curve are. Each counts as
     a parameter of the law without it, which is better nevertheless; of odd values each different
     one.
     """
@@ -133,7 +133,7 @@ def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Ar
 
 
 def _fits_others(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array) -> bool:
-    """Whether the law that wild rows decide is one that the others hardly tell from theirs."""
+    """Whether the law that outliers decide is not distinguishable by the others from theirs."""
     decided = (laws_of_all.inflation > 1 / (1 - DECISIVE))[~keep].all()
     if not decided or rows.group is not None:
         return False
@@ -245,9 +245,9 @@ def _errors(rows: Rows, laws_of_all: Laws, keep: Array, of: Array | None = None)
 
 
 def _suspected(rows: Rows, laws_of_all: Laws, keep: Array, odd: Array) -> Array:
-    """The rows that seem wild by the best law.
+    """The rows that the best law suspects as outliers.
 
-    Wild rows have moved it: its parameters are estimated again with less of their weight. Where
+    Outliers have moved it: its parameters are estimated again with less of their weight. Where
     many rows without odd values are far from it, the law is wrong and tells nothing of them.
     """
     plain = ~odd.any(1)
@@ -263,10 +263,10 @@ def _suspected(rows: Rows, laws_of_all: Laws, keep: Array, odd: Array) -> Array:
 
 
 def _decisive(rows: Rows, laws: Laws) -> tuple[Array, list[str]]:
-    """The few rows that decide the best law and may be wild, and a note of a term that they decide.
+    """The few rows that decide the best law and may be outliers, and a note of their term.
 
-    They may be wild if the others have a shorter law, or if a value is far beyond all others. The
-    note says that the others hardly tell the term.
+    They may be outliers if the other rows have a shorter law, or a value is far beyond all others.
+    The note says that the other rows hardly determine the term.
     """
     best = laws.equations[laws.best_index]
     decisive = laws.inflation > 1 / (1 - DECISIVE)
@@ -284,8 +284,8 @@ def _decisive(rows: Rows, laws: Laws) -> tuple[Array, list[str]]:
     numbers = sorted({*rows.origin[decisive].tolist()})
     rested = f"{'row' if len(numbers) == 1 else 'rows'} {', '.join(map(str, numbers))} alone"
     note = (
-        f"{best._term(term, 4)} rests on {rested} (the first row is 0): the others "
-        "hardly determine it."
+        f"{best._term(term, 4)} rests on {rested} (the first row is 0): the other rows hardly "
+        "determine it."
     )
     return decisive if excess <= 0 else decide & bool(columns), [note]
 
@@ -293,7 +293,7 @@ def _decisive(rows: Rows, laws: Laws) -> tuple[Array, list[str]]:
 def _is_beyond(column: Array, decisive: Array) -> bool:
     """Whether a value is far beyond all others.
 
-    It is farther than half of the way from their middle to the greatest, in logarithms: that is no
+    It is farther than half of the way from their middle to the largest, in logarithms: that is no
     gap in a distribution over many decades.
     """
     plain = np.abs(column[~decisive])
@@ -347,7 +347,7 @@ def _scale(errors: Array) -> float:
 def _named(
     rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, odd: Array, leave_out: bool
 ) -> Laws:
-    """The laws with the wild rows named. leave_out: those without these rows, or with them."""
+    """The laws with the outliers named. leave_out: those without these rows, or with them."""
     order = np.argsort(rows.origin[wild])
     numbers = rows.origin[wild][order]
     best, other = (table.equations[table.best_index] for table in (without, laws_of_all))
@@ -367,8 +367,8 @@ def _named(
     named = list(dict.fromkeys(f"row {row}: {words}" for row, words in pairs))
     more = [f"{len(named) - NAMED} more"] if len(named) > NAMED else []
     text = (
-        f"{len(named)} {'row is' if len(named) == 1 else 'rows are'} far from the law of all "
-        f"others ({'; '.join(named[:NAMED] + more)}; the first row is 0)"
+        f"{len(named)} {'row is' if len(named) == 1 else 'rows are'} far from the equation of "
+        f"all other rows ({'; '.join(named[:NAMED] + more)}; the first row is 0)"
     )
     if leave_out:
         text += f", and left out. With {'it' if len(named) == 1 else 'them'}: {other}"
@@ -387,7 +387,7 @@ def _named(
 
 
 def _coded(rows: Rows, wild: Array, odd: Array, output: str) -> list[str]:
-    """Sentences on the odd values that more wild rows have than are named."""
+    """Sentences on the odd values that more outliers have than are named."""
     once, sentences = np.unique(rows.origin, return_index=True)[1], list[str]()
     columns = zip((*rows.functions.inputs, output), (*rows.X.T, rows.y), odd.T, strict=True)
     for name, column, is_odd in columns:

@@ -71,7 +71,7 @@ SHARES = np.arange(1, 8) / 8  # of a gap between values, where a denominator may
 NAMES_OF_NUMBERS = ("id", "idx", "index", "no", "nr", "obs", "row", "rowid", "rowname", "rownames")
 TINY_RESIDUAL = 1e-200  # in place of a residual that is 0
 FLAT = 0.1  # size of a term's exponents below which it stands for a logarithm
-ANOTHER_LAW = 0.05  # share of a prediction by which laws differ of which weights are made anew
+ANOTHER_LAW = 0.05  # share of a prediction by which laws differ of which weights are computed again
 SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
 POWERS_NEED = "target_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
 
@@ -80,12 +80,12 @@ POWERS_NEED = "target_powers other than 1 need a y of one sign without zeros, -1
 class Laws:
     """The equations of one output."""
 
-    equations: list[Equation]  # the fewest terms first
+    equations: list[Equation]  # the smallest number of terms first
     best_index: int  # an index
     alternatives: list[Equation]  # that the data hardly tell from the best, the likeliest first
     noise: str  # "additive", "proportional", "multiplicative" or "known"
     complete: bool  # False after Ctrl-C
-    notes: tuple[str, ...] = ()  # what a reader should know, each a sentence or more
+    notes: tuple[str, ...] = ()  # doubts, each a sentence or more
     inflation: Array = None  # [N]: leave-one-out errors of the best over its residuals
     outliers: tuple[int, ...] = ()  # rows that were left out, or should be
     weighted: bool = False  # rows have different weights
@@ -178,7 +178,7 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
             return laws if others is None else finished(others, settings=settings)
     except KeyboardInterrupt:
         candidates.complete = False
-    warn("NPURegressor: the search was interrupted; its equations until then are kept")
+    warn("NPURegressor: the search was interrupted; it returns the best equations so far")
     # The last fits after Ctrl-C do not belong to the complete fit.
     return finished(output, settings=replace(settings, steps=Steps()))
 
@@ -387,7 +387,7 @@ def _finished(
                 continue  # there is a pole between the other rows, or a coefficient became 0
             fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))
     if not fits:
-        rule = "no law of these signs and bounds could be fitted to all rows"
+        rule = "no equation with these signs and bounds could be fitted to all rows"
         raise ValueError(f"NPURegressor: {rule} of {rows.output}")
     fits = _without_roots(other_forms(fits, output, held, settings), settings.rules)
     fits = resolved(fits, rows.functions, held, settings.rules.loss)
@@ -451,7 +451,7 @@ def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:
 
 
 def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
-    """What a reader should know of the law."""
+    """Return doubts about the law, as text."""
     X = rows.functions.expand(rows.X)
     notes = [*beyond_notes(equation), *_narrow_notes(rows, equation, X), *_level_notes(equation, X)]
     notes += [*_single_notes(rows, equation, X), *_untold_notes(rows, equation, X)]
@@ -468,7 +468,7 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
         first, second = (equation._term(k, 4) for k in near)
         notes.append(
             f"Two terms nearly cancel: {first} and {second}. They stand for another function, such "
-            "as a logarithm, or for other powers: their exponents are no law."
+            "as a logarithm, or for other powers: their exponents have no meaning."
         )
     notes += _pole_notes(rows, equation)
     residuals = rows.y - equation._predicted(rows.X, rows.group)
@@ -480,9 +480,9 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
         notes += _bound_notes(data, law, equation.names)
     if likeness > APPROXIMATION:
         notes.append(
-            "It is an approximation, no law: the residuals of rows beside each other are alike "
-            f"(their correlation is {likeness:.2f}). Another function, a column or more terms "
-            "(max_terms) are missing."
+            "The equation is an approximation only: residuals of neighbouring rows are correlated "
+            f"(correlation {likeness:.2f}). Another function, a column or more terms (max_terms) "
+            "are missing."
         )
     return (*notes, *doubts(rows, equation))
 
@@ -504,8 +504,8 @@ def _pole_notes(rows: Rows, equation: Equation) -> list[str]:
     if not (below(_between(rows.X)) * np.sign(below(rows.X[:1])) <= 0).any():
         return []
     return [
-        "Its denominator is 0 for some inputs within their ranges, where it is infinite. All rows "
-        "are on one side."
+        "The denominator is 0 for some inputs within their ranges, where the equation is infinite. "
+        "All rows are on one side of these inputs."
     ]
 
 
@@ -533,9 +533,9 @@ def _untold_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
     several = used[~have_two_values(X[:, used])]
     if _levels(rows, X[:, used], equation.n_parameters) and len(several):
         notes.append(
-            "The columns of the law have no more different rows than the law parameters, "
-            f"{equation.n_parameters}: it passes through the mean of y in each, as any law of so "
-            "many parameters does. Nothing tests its form."
+            "The columns of the equation have no more different rows than the equation has "
+            f"parameters, {equation.n_parameters}: it passes through the mean of y in each, as any "
+            "equation with so many parameters would. Nothing tests its form."
         )
         return notes
     for i in several.tolist():
@@ -546,8 +546,8 @@ def _untold_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
         count = max(terms.values())
         if equation.n_denominator_terms == 0 and count > 1 and _levels(rows, X[:, [i]], count):
             notes.append(
-                f"{equation.names[i]} has no more values than the law parameters for it, {count}: "
-                "any function of it would fit as well. Nothing tests the exponents there."
+                f"{equation.names[i]} has no more values than the equation has parameters for it, "
+                f"{count}: any function of it would fit equally well. Nothing tests its exponents."
             )
     return notes
 
@@ -570,8 +570,8 @@ def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
     limit = math.sqrt(EXACT_ERROR) if equation.exact else NARROW
     return [
         f"The values of {name} differ by {shares[i]:.2g} of their size: every power of them is "
-        "nearly a line, so their exponents are arbitrary. Subtract an origin, such as "
-        f"{name} - {X[:, i].min():.6g}, unless the law is known to be one of {name} itself."
+        "nearly linear, so their exponents are arbitrary. Subtract a reference value, such as "
+        f"{name} - {X[:, i].min():.6g}, unless the equation is known to have {name} itself."
         for i, name in enumerate(equation.names)
         if used[i] and shares[i] < limit
     ]
@@ -592,8 +592,8 @@ def _bound_notes(data: AllRows, law: Sum, names: tuple[str, ...]) -> list[str]:
         error = exponent_errors(wide, other, covariance(wide, other))[k, j]
         if math.isfinite(other.cost) and abs(other.u[k, i]) > bound + EXCLUDED * error:
             notes.append(
-                f"The exponent {law.u[k, i]:g} of {names[j]} is the last one that is tried, and "
-                f"the rows exclude it: free it is {other.u[k, i]:.4g} ± {error:.2g}."
+                f"The exponent {law.u[k, i]:g} of {names[j]} is at the bound of the search, and "
+                f"the rows exclude it: as a free number it is {other.u[k, i]:.4g} ± {error:.2g}."
             )
     return notes
 
@@ -618,8 +618,8 @@ def _level_notes(equation: Equation, X: Array) -> list[str]:
         return []
     columns = f"{', '.join(named)} {'has' if len(named) == 1 else 'have'}"
     return [
-        f"{columns} two values: nothing tells the exponents there, which are taken as 1. Between "
-        "the two the law is a guess, a line."
+        f"{columns} two values, which determine no exponent: it is taken as 1. Between the two "
+        "values the equation is a guess, a line."
     ]
 
 
@@ -635,14 +635,14 @@ def _single_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
             row = order[-1 if is_last else 0]
             notes.append(
                 f"{name} is {values[1]:.6g} in all rows but one (row {rows.origin[row]}: "
-                f"{X[row, i]:.6g}; the first row is 0): that row alone decides how the law "
-                f"depends on {name}."
+                f"{X[row, i]:.6g}; the first row is 0): that row alone decides how the "
+                f"equation depends on {name}."
             )
         counted = X[:, i] - rows.origin
         if name.lower() in NAMES_OF_NUMBERS and np.ptp(counted) == 0:
             notes.append(
-                f"{name} numbers the rows: the law has the order of the table as an input. Leave "
-                "the column out, unless that order means something."
+                f"{name} numbers the rows: the order of the table is an input of the equation. "
+                "Leave the column out, unless that order means something."
             )
     return notes
 
@@ -658,12 +658,12 @@ def _flat_notes(equation: Equation) -> list[str]:
 
 
 def beyond_notes(equation: Equation) -> tuple[str, ...]:
-    """What a reader should know of coefficients that float64 cannot hold."""
+    """Return a note on coefficients that float64 cannot represent."""
     if not equation.beyond_float64.any():
         return ()
     return (
-        "float64 cannot hold its coefficients in the units of these columns: sympy, latex and "
-        "torch_module cannot write it. Divide the columns by their sizes.",
+        "float64 cannot represent the coefficients for the sizes of these columns: sympy, latex "
+        "and torch_module raise errors. Divide the columns by their sizes.",
     )
 
 

@@ -136,7 +136,7 @@ def reciprocals(
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # the results are checked
 def _ratios(few: Problem, more: Problem, used: Array, settings: Settings) -> dict[int, list[Sum]]:
-    """The best ratios by the number of terms of D beside the 1.
+    """The best ratios by the number of terms of D next to the 1.
 
     few, more: the rows that choose terms, and those that choose among few ratios and the exponents.
     used: the inputs that may occur.
@@ -448,7 +448,7 @@ def _least(C: Array) -> Array:
 
 @functools.lru_cache(maxsize=32)
 def _monomials(inputs: int, degree: int, negative: bool) -> Array:
-    """Whole exponents ``[M, n]`` of sizes of at most this sum."""
+    """Integer exponents ``[M, n]`` of sizes of at most this sum."""
     values = range(-degree if negative else 0, degree + 1)
     rows = [w for w in itertools.product(values, repeat=inputs) if sum(map(abs, w)) <= degree]
     return np.array(sorted(rows, key=lambda w: (sum(map(abs, w)), w)), dtype=float)

@@ -276,7 +276,7 @@ class Rules:
     """Which exponents are simple, and what is minimised."""
 
     exponents: str = "rational"  # or "integer", or "real": none is simple
-    max_denominator: int = 4  # the greatest denominator of a fraction
+    max_denominator: int = 4  # the largest denominator of a fraction
     loss: str = "squared"  # or "huber", or "soft_l1"
 
     @cached_property
@@ -285,7 +285,7 @@ class Rules:
 
     @property
     def are_whole(self) -> bool:
-        """Whether all exponents are whole numbers."""
+        """Whether all exponents are integers."""
         return self.exponents != "real" and len(self.denominators) == 1
 
 
@@ -698,7 +698,7 @@ def simple_near(problem: Data, rules: Rules, value: float, i: int, parity: float
 def simplified(problem: Data, law: Sum, rules: Rules) -> Sum:
     """The sum with simple exponents where this lowers the criterion.
 
-    Inputs of both signs always have whole exponents.
+    Inputs of both signs always have integer exponents.
     """
     law = refit(problem, _fewer_than_rows(problem, law), rules.loss)
     forced = problem.signed[None, :] & law.free

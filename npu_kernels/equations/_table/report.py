@@ -23,16 +23,16 @@ class EquationTable(list[Equation]):
 
     Attributes:
         best_index: index of the chosen equation.
-        alternatives: equations that the data do not distinguish from the chosen one, the best
-            first: their BIC is less than 6 higher. They may have as many terms. If the chosen
-            equation has fractions, also the equation with free exponents, if its BIC is less than
-            12 higher for each of them.
+        alternatives: equations that the data do not distinguish from the chosen equation, the best
+            first: their BIC is less than 6 higher. If the chosen equation has fractions, also the
+            same equation with free exponents, if its BIC is higher by less than 12 times the number
+            of freed exponents.
         noise: error model of y: "additive", "proportional" (to y), "multiplicative" (the equation
             times a factor) or "known".
         complete: False after Ctrl-C.
-        outliers: numbers of the rows that are far from the equation of the other rows; see `loss`.
-        notes: what a reader should know of the data and the equation; `NPURegressor.fit` warns of
-            it.
+        outliers: indices of the rows that are far from the equation of the other rows; see `loss`
+            of `NPURegressor`.
+        notes: doubts about the data and the equation, as text; `NPURegressor.fit` warns of them.
 
     laws: the result of a search.
     """
@@ -154,7 +154,7 @@ def report(table: EquationTable, level: float = 0.95) -> str:
         lines.append(f"{groups}: coefficients differ between groups, exponents do not.")
     lines += _residuals(table, equation)
     if equation.df_resid < 1:
-        lines.append("There are no more rows than parameters: any law of this form would fit.")
+        lines.append("There are no more rows than parameters: any equation of this form would fit.")
     elif not equation.n_held_out:
         lines.append("There are too few rows to test the choice of the equation on other rows.")
     lines.append(f"Estimates, standard errors, {100 * level:g} % intervals (given the form):")

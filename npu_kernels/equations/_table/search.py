@@ -33,7 +33,7 @@ Array = Any
 # ---- checkpoints ---------------------------------------------------------------------------------
 # What a fit has computed, kept in a checkpoint.
 #
-# An interrupted fit continues from it to the same bits.
+# An interrupted fit continues from it to bitwise identical results.
 #
 # A fit is a sequence of steps, and each of them is determined by the data, the parameters and the
 # steps before it. The results of nearly all of its time are kept in their order. A fit that is
@@ -154,7 +154,7 @@ class Settings:
     rules: Rules = field(default_factory=Rules)
     starts: int = 64  # for each number of terms
     seed: int = 0
-    leave_out: bool | None = None  # wild rows; None: they are not looked for
+    leave_out: bool | None = None  # outliers; None: they are not looked for
     show: Callable[[str], None] | None = None  # tells a line of progress
     patient: bool = False  # see `search_on`
     ratios: bool | str = "auto"  # see `NPURegressor`
@@ -200,7 +200,7 @@ class Candidates:
         return not few or any(ratio >= 2 and ratio % 1 == 0 for ratio in ratios)
 
     def structure(self) -> float:
-        """How alike the residuals of the best sum are in rows beside each other: see `alike`.
+        """How alike the residuals of the best sum are in neighbouring rows: see `alike`.
 
         Ctrl-C ends the search.
         """
@@ -251,7 +251,7 @@ def search_on(
     """Search the forms again, without an early end, and add to the candidates.
 
     Starts are fitted with errors in proportion to y: with equal ones the largest rows would decide
-    alone. The forms whose search ended with the fewest terms come first.
+    alone. The forms whose search ended with fewer terms come first.
     """
     reached = dict[Form, int]()
     for key, terms in candidates.sums:
@@ -279,7 +279,7 @@ def search(
 
     one_power: what searches one of them; None: the search for sums.
 
-    Ctrl-C ends it with the candidates until then; if there are none, it raises KeyboardInterrupt.
+    Ctrl-C ends it with the candidates so far; if there are none, it raises KeyboardInterrupt.
     """
     try:
         for power in powers:
