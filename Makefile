@@ -201,7 +201,7 @@ $(VENV)/.release: $(VENV)/.created requirements-release.txt constraints.txt
 	$(BIN)/pip install -r requirements-release.txt
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.requirements requirements-docs.txt
+$(VENV)/.docs: $(VENV)/.requirements requirements-docs.txt | $(if $(filter lint,$(MAKECMDGOALS)),$(VENV)/.lint)
 	$(BIN)/pip install -r requirements-docs.txt
 	@touch $@
 

@@ -9,6 +9,7 @@ Other arguments are those of pytest.
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,12 +74,11 @@ PARTS = {
 QUICK = ("package", "triton")
 
 
-def run(part: Part, arguments: list[str], slow: bool) -> tuple[int, list[str]]:
+def run(name: str, arguments: list[str], slow: bool, workers: int) -> tuple[int, list[str]]:
     """Run one part; return its exit status and the lines that name what failed."""
-    # Many slow tests of the package wait for processes that they started. A test that hangs ends its
-    # worker after a quarter of an hour, and fails.
-    workers = str((os.cpu_count() or 1) + (slow and part is PARTS["package"]))
-    command = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "worksteal"]
+    # A test that hangs ends its worker after a quarter of an hour, and fails.
+    part = PARTS[name]
+    command = [sys.executable, "-m", "pytest", "-n", str(workers), "--dist", "worksteal"]
     command += ["-o", "faulthandler_timeout=900", "-o", "faulthandler_exit_on_timeout=true"]
     command += [] if slow else ["-m", "not slow"]
     process = subprocess.Popen(
@@ -90,7 +90,7 @@ def run(part: Part, arguments: list[str], slow: bool) -> tuple[int, list[str]]:
     assert process.stdout is not None
     failures = []
     for line in process.stdout:
-        print(line, end="", flush=True)
+        print(f"{name}: {line}", end="", flush=True)
         if line.startswith(("FAILED", "ERROR")):
             failures.append(line.rstrip())
     return process.wait(), failures
@@ -98,12 +98,29 @@ def run(part: Part, arguments: list[str], slow: bool) -> tuple[int, list[str]]:
 
 def main(arguments: list[str]) -> int:
     is_all = "--all" in arguments
-    names = [name for name in arguments if name in PARTS]
-    options = [argument for argument in arguments if argument not in {*names, "--all"}]  # pytest's
+    chosen = [name for name in arguments if name in PARTS]
+    options = [argument for argument in arguments if argument not in {*chosen, "--all"}]  # pytest's
+    names = chosen or list(PARTS if is_all else QUICK)
+    # The package's tests, and beside them the other parts one after the other: so no core is idle
+    # while a test waits, or while few are left. Not where each part writes the list of slow tests.
+    chains = [names]
+    if "package" in names and len(names) > 1 and "--measure-slow" not in options:
+        chains = [["package"], [name for name in names if name != "package"]]
+    cores = os.cpu_count() or 1
+
+    results = dict[str, tuple[int, list[str]]]()
+
+    def run_all(chain: list[str]) -> None:
+        for name in chain:
+            workers = cores if chain is chains[0] else max(1, cores // 2)
+            slow = is_all and PARTS[name].has_slow
+            results[name] = run(name, options, slow, workers)
+
+    with ThreadPoolExecutor(len(chains)) as pool:
+        list(pool.map(run_all, chains))
     summary, is_good = [], True
-    for name in names or (PARTS if is_all else QUICK):
-        print(f"---- {name}", flush=True)
-        status, failures = run(PARTS[name], options, is_all and PARTS[name].has_slow)
+    for name in names:
+        status, failures = results[name]
         is_empty = status == pytest.ExitCode.NO_TESTS_COLLECTED and bool(options)
         is_good = is_good and (status == 0 or is_empty)
         end = "no such tests" if is_empty else "passed" if status == 0 else f"failed, {status}"
