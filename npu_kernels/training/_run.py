@@ -210,7 +210,7 @@ def run(
         loss: "mse", the mean over rows and outputs, separately for each model.
         sample_weight: nonnegative weights of the squared errors, of the shape of y; None: 1.
         penalties: name to weight. Of all parameters p: "l1", ``sum |p|``; "frobenius", the sum of
-            the parameter tensors' norms (`l1`); "integer", ``sum min(|p|, |1 - |p||)``. Of the
+            the parameter tensors' Frobenius norms; "integer", ``sum min(|p|, |1 - |p||)``. Of the
             weights w of NAU, NMU and NMRU (`regularizer`): "madsen", ``sum min(|w|, |1 - |w||)``;
             "paper", ``sum min(|w|, |1 - w|)``. A weight is a number, a `SteppedSchedule` or a
             function of the step (from 1).
