@@ -243,11 +243,6 @@ def with_dummies(law: Law) -> Law:
     )
 
 
-def with_wild_rows(law: Law) -> Law:
-    """The law with a wild value in one row of a hundred."""
-    return replace(law, name=f"{law.name} wild", kind="wild", wild=0.01)
-
-
 def drawn(seed: int) -> Law:
     """A sum of two to four products of one to three inputs, and an input that it does not need."""
     generator = np.random.default_rng([seed, 77])
@@ -319,6 +314,11 @@ def laws_of(seed: int) -> list[Law]:
     sums = [drawn(SUMS * seed + k) for k in range(SUMS)]
     ratios = [drawn_ratio(RATIOS_DRAWN * seed + k) for k in range(RATIOS_DRAWN)]
     listed_laws = [*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD)]
-    wild = [with_wild_rows(law) for law in (*LAWS, *sums) if law.kind in ("a", "b", "sum")]
+    # A wild value in one row of a hundred.
+    wild = [
+        replace(law, name=f"{law.name} wild", kind="wild", wild=0.01)
+        for law in (*LAWS, *sums)
+        if law.kind in ("a", "b", "sum")
+    ]
     listed_laws += [*WITH_FUNCTIONS, *RATIOS, *SRSD_RATIOS, *MANY_TERMS]
     return [*listed_laws, *sums, *ratios, *wild]

@@ -110,7 +110,7 @@ TRAINING_ROWS = 100
 RUN_STEPS = 100
 LEARNING_RATE = 0.005
 TRAINING_MODELS = (1, 20)
-WIDE_TRAINING = (Size(128, 100, 100), Size(1024, 64, 64))
+WIDE_TRAINING = (Size(128, 100, 100), Size(1024, 64, 64))  # whose time is arithmetic
 ROLLOUT_MODELS = (1, 20, 100)
 ADAPTIVE_TIMES = 51
 ROLLOUT_STEPS, ROLLOUT_SHAPE, ROLLOUT_DT = 200, (3, 9), 0.05  # features and hidden units
@@ -141,8 +141,8 @@ def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
     cases = [Case(n, kind, size) for size in chosen for n in ("npu", "realnpu") for kind in passes]
     cases += _cases("npu", passes, chosen, "positive")
     if sizes is None:
-        cases += training_cases() + wide_training_cases() + rollout_cases() + adaptive_cases()
-        cases += product_cases()
+        cases += training_cases() + _cases("npu-nau", [TRAIN], WIDE_TRAINING, "positive")
+        cases += rollout_cases() + adaptive_cases() + product_cases()
         for name in SIBLINGS:
             cases += _cases(name, passes, SIBLING_SIZES)
         # No negative values, as where powers are physics.
@@ -170,11 +170,6 @@ def product_cases() -> list[Case]:
 def hidden(size: Size) -> int:
     """The power units of a model in training."""
     return 6 if size.inputs == 2 else size.inputs
-
-
-def wide_training_cases() -> list[Case]:
-    """A training step of models whose time is arithmetic."""
-    return _cases("npu-nau", [TRAIN], WIDE_TRAINING, "positive")
 
 
 def training_cases() -> list[Case]:

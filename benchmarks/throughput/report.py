@@ -134,10 +134,6 @@ def _layer(case: Case) -> str:
     return chain if case.layer == "npu-nau" else LAYERS.get(case.layer, case.layer)
 
 
-def _no_negatives(case: Case) -> str:
-    return ", no negatives" if case.no_negatives else ""
-
-
 def _size(size: Size) -> str:
     return f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}"
 
@@ -150,7 +146,7 @@ def _case(case: Case) -> dict[str, str]:
     }
     return {
         "layer": ode.get(case.kind, _layer(case)),
-        "pass": case.kind + _no_negatives(case),
+        "pass": case.kind + ", no negatives" * case.no_negatives,
         "B, I, O, K": _size(case.size),
     }
 

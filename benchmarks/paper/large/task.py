@@ -108,6 +108,7 @@ def shift(seed: int) -> Tensor:
     return torch.rand(INPUTS, generator=stream("large points", seed))
 
 
+@functools.cache
 def extrapolation_points(low: float, high: float, count: int = TEST_POINTS) -> Tensor:
     """The published test set: points 2 to 10,001, reversed onto (low, high]."""
     return Sobol(INPUTS).points(2, count).mul_(low - high).add_(high).float()
@@ -121,15 +122,11 @@ def beta_at(step: int, start: float, end: float) -> float:
     return beta
 
 
-def default_seeds(task: str, model: str) -> int:
-    """The number of runs: as in the scripts, and 20 where ten are the best of more."""
-    return 20 if (task, model) in MORE else 10
-
-
 def runs(model: str, seeds: int | None, steps: int, variant: str) -> Iterator[dict[str, Any]]:
     """All runs of a model; `steps` below the published number shorten the short ones too."""
     for name, task in TASKS.items():
-        count = default_seeds(name, model) if seeds is None else seeds
+        # As in the scripts, and 20 where ten are the best of more.
+        count = (20 if (name, model) in MORE else 10) if seeds is None else seeds
         groups = [(range(count), steps, task.beta_start)]
         if variant == "code" and (name, model) in SHORT:
             short, beta_start = SHORT[name, model]
@@ -284,7 +281,7 @@ def _results(batch: Batch, training: Training) -> tuple[Rows, dict[str, Tensor]]
     """The rows of a batch that is trained, and its parameters."""
     model, variant, steps = (batch.settings[name] for name in ("model", "variant", "steps"))
     assert training.last_loss is not None
-    parameters = training.buffer.per_model()
+    parameters, seen = training.buffer.per_model(), training.snapshots
     tasks = [run["task"] for run in batch.runs]
     errors = evaluate_mse(training.module, tasks, variant, parameters.dtype, parameters.device)
     counts = (parameters.abs() > (1e-2 if variant == "code" else 1e-3)).sum(1)
@@ -299,16 +296,11 @@ def _results(batch: Batch, training: Training) -> tuple[Rows, dict[str, Tensor]]
             "steps": steps,
             "beta_start": run["beta_start"],
             **{name: batch.settings[name] for name in ("points", "gate") if name in batch.settings},
-            **({"errors": snapshots_text(training.snapshots, k)} if training.snapshots else {}),
+            **({"errors": " ".join(f"{float(e[k]):.4g}" for e in seen)} if seen else {}),
         }
         for k, run in enumerate(batch.runs)
     ]
     return rows, {"parameters": parameters.float().cpu()}
-
-
-def snapshots_text(snapshots: Sequence[Tensor], k: int) -> str:
-    """Model k's errors in one cell of a table, the first snapshot first."""
-    return " ".join(f"{float(errors[k]):.4g}" for errors in snapshots)
 
 
 @torch.no_grad()
@@ -320,14 +312,10 @@ def evaluate_mse(
     total = torch.zeros(len(tasks), dtype=torch.float64)
     for start in range(0, TEST_POINTS, piece):
         rows = slice(start, start + piece)
-        tests = {task: _test_set(TASKS[task].test[variant])[rows] for task in dict.fromkeys(tasks)}
+        ranges = {task: TASKS[task].test[variant] for task in tasks}
+        tests = {task: extrapolation_points(*limits)[rows] for task, limits in ranges.items()}
         x = torch.stack([tests[task] for task in tasks])
         target = torch.stack([TASKS[task].operation(*sums(tests[task])) for task in tasks])
         off = module(x.to(device, dtype))[:, :, 0] - target.to(device, dtype)
         total += off.double().square().sum(1).cpu()
     return total / TEST_POINTS
-
-
-@functools.cache
-def _test_set(limits: tuple[float, float]) -> Tensor:
-    return extrapolation_points(*limits)
