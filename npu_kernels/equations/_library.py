@@ -23,6 +23,7 @@ Array = Any
 SINGLE = (-3.0, -2.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0)
 PAIRED = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 SEVERAL = (-2.0, -1.0, -1.0, 1.0, 1.0, 2.0)
+STEPS = (-1.0, -0.5, 0.5, 1.0)  # from a term's exponents to those of products beside it
 MIN_LENGTH = 1e-4  # of the part of a product outside of the other terms; the whole has 1
 PRODUCTS = 1500  # of two inputs; half as many of more
 
@@ -73,7 +74,7 @@ class Library:
     ) -> None:
         self.u = lattice(problem, generator, integers) if u is None else u
         self.parity = np.where(problem.signed, np.abs(self.u) % 2, 0.0)
-        self.problem = problem
+        self.problem, self.integers = problem, integers
         self.layout = None if problem.group is None else Layout.of(problem.group)
         self.groups = 1 if self.layout is None else self.layout.count
         z, weight = problem.linear()
@@ -95,6 +96,23 @@ class Library:
         described = (sum(exponent_nats(w, inputs) for w in row) for row in self.u.tolist())
         self.nats = 2 * np.fromiter(described, float, len(self.u))  # as the criterion has them
 
+    def beside(self, u: Array) -> Library:
+        """Return the library with products a step from those with exponents u ``[K, m]`` as well.
+
+        A step changes one or two exponents by 1/2 or 1.
+        """
+        m, whole = self.u.shape[1], self.problem.signed | self.integers
+        steps = np.vstack([np.zeros((1, m)), *(part * np.eye(m) for part in STEPS)])
+        steps = np.unique((steps[:, None] + steps).reshape(len(steps) ** 2, m), axis=0)
+        near = np.where(whole, np.round(u), np.round(2 * u) / 2)
+        near = (near[:, None] + steps).reshape(len(near) * len(steps), m)
+        inside = ((self.low <= near) & (near <= self.high) & ~(whole & (near % 1 != 0))).all(1)
+        near = near[inside]
+        if self.problem.limits is not None:
+            near = near[~self.problem.limits.excludes(near)]
+        u = np.unique(np.vstack([self.u, near]), axis=0)
+        return Library(self.problem, None, u, self.integers)
+
     def price(self, squares: Array, nats: Array) -> Array:
         """Return the part of the criterion that differs between sums of as many products.
 
@@ -104,6 +122,18 @@ class Library:
         if problem.noise is not None:
             return squares / problem.noise**2 + nats
         return problem.rows * np.log(np.maximum(squares, problem.exact or 1e-300)) + nats
+
+    def price_of(self, A: Array, u: Array, chosen: tuple[int, ...] = ()) -> float:
+        """Return the criterion, to first order, of terms with exponents u and some products.
+
+        A: columns ``[N, k]`` of the terms, as `tangents` has them.
+        """
+        products, inputs = list(chosen), self.problem.exponents.inputs
+        rest = self.remainder(np.column_stack([A, self.A[:, products]]))
+        described = sum(exponent_nats(w, inputs) for w in u.ravel().tolist())
+        nats = 2 * described + self.nats[products].sum()
+        nats += (len(u) + len(products)) * math.log(self.problem.rows)
+        return float(self.price(rest @ rest, nats))
 
     def _laid(self, rows: Array) -> Array:
         """Rows in the order of the library."""
@@ -211,10 +241,14 @@ class Library:
         pairs.sort(key=operator.itemgetter(0), reverse=True)
         return [(v, b) for _, v, b in pairs[:count]]
 
-    def pairs(self, count: int, present: Array = None, repeats: int = 4) -> list[tuple[int, int]]:
+    def pairs(
+        self, count: int, present: Array = None, repeats: int = 4, near: Array = None
+    ) -> list[tuple[int, ...]]:
         """Return the pairs of products with the lowest criterion, the best first.
 
-        present: the other terms ``[N, K]``. Each product is in at most `repeats` pairs.
+        present: the other terms ``[N, K]``. Each product is in at most `repeats` pairs. near:
+        exponents ``[K, m]`` of terms in whose place they are: products beside these may explain
+        little alone.
         """
         # Accepted pairs share few products; 900 candidates make 400,000 pairs.
         A, target = self._split(self.A), self._split(self.target[:, None])
@@ -225,10 +259,15 @@ class Library:
             length = np.sqrt((A**2).sum(1, keepdims=True))
             A = np.where(length > MIN_LENGTH, A / np.maximum(length, MIN_LENGTH), 0.0)
         b = (target.transpose(0, 2, 1) @ A)[:, 0]
-        some, most = np.arange(len(self.u)), max(100, round(900 / math.sqrt(self.groups)))
+        some, most = np.arange(len(self.u)), 900 if near is None else 300
+        most = max(100, round(most / math.sqrt(self.groups)))
         if len(some) > most:
             explained = (b**2).sum(0)
-            some = np.sort(np.argsort(-explained, kind="stable")[:most])
+            some = np.argsort(-explained, kind="stable")[:most]
+            if near is not None:
+                beside = (np.abs(self.u[:, None] - near).max(2) <= 1).any(1)
+                some = np.concatenate([some, np.flatnonzero(beside)])
+            some = np.unique(some)
         i, j = np.triu_indices(len(some), 1)
         gain = np.zeros(len(i))
         for of_group, products in zip(b[:, some], A[:, :, some], strict=True):
@@ -239,7 +278,7 @@ class Library:
         order = np.argpartition(price, top - 1)[:top] if top else np.empty(0, dtype=int)
         order = order[np.argsort(price[order], kind="stable")]
         used = np.zeros(len(some), dtype=int)
-        pairs = []
+        pairs = list[tuple[int, ...]]()
         for k in order:
             if used[i[k]] < repeats and used[j[k]] < repeats:
                 used[i[k]] += 1

@@ -290,7 +290,7 @@ def misfits():
 @pytest.mark.parametrize("name", ["step", "logistic", "platinum"])
 def test_a_smooth_misfit_of_few_rows_is_an_approximation(name):
     x, y = misfits()[name]
-    model = NPURegressor(random_state=0, target_powers=(1,), ratios=False).fit(x[:, None], y)
+    model = NPURegressor(3, random_state=0, target_powers=(1,), ratios=False).fit(x[:, None], y)
     assert "The equation is an approximation" in report_of(model)
 
 

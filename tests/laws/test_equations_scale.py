@@ -264,7 +264,10 @@ def test_pairs_of_simple_products_in_noise(seed):
     assert sorted(model.best_equation_.exponents.tolist()) == [[-0.5, 2, 0], [0, 0, 2]]
 
 
-@pytest.mark.parametrize(("seed", "rows", "size"), [(7054, 100, 0.05), (7169, 300, 0.01)])
+@pytest.mark.parametrize(
+    ("seed", "rows", "size"),
+    [(7054, 100, 0.05), (7169, 300, 0.01), (7209, 200, 0.01), (7354, 100, 0.05)],
+)
 def test_simple_products_in_place_of_terms_that_are_not_simple(seed, rows, size):
     """No law of other exponents, or for another power of y, stays where the true form is better."""
     draw = RNG([seed - 7000, 9])

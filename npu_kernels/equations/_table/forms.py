@@ -1,7 +1,7 @@
 """Other forms of the laws that a search has found, where all rows suggest them.
 
-Free exponents in place of simple ones, two terms in place of one, one term more, simple exponents
-nearby, and fewer terms.
+Free exponents in place of simple ones, other products in place of terms, one product more, simple
+exponents nearby, and fewer terms.
 """
 
 from __future__ import annotations
@@ -28,72 +28,82 @@ from npu_kernels.equations._rows import (
 from npu_kernels.equations._table import refine
 from npu_kernels.equations._table.estimates import freed
 from npu_kernels.equations._table.refine import Rules, Sum
-from npu_kernels.equations._table.search import (
-    MORE_ROWS,
-    SIMPLIFIED,
-    Settings,
-    chosen_rows,
-    is_exact,
-)
+from npu_kernels.equations._table.search import MORE_ROWS, Settings, chosen_rows, is_exact
 
 Array = Any
 
-# ---- two terms in place of one, and one more -----------------------------------------------------
-# Two simple products in place of one or two terms of a law whose exponents are not simple.
+# ---- products in place of terms ------------------------------------------------------------------
+# Simple products in place of one or two terms of a sum, and one product more.
 #
-# Such a term often stands for two that have simple exponents. The search may miss these: it fits
-# all exponents, and the errors of its rows then make other terms fit as well.
+# The search may miss terms: the exponents of the others make up for them. So a term often stands
+# for two simple ones, and two terms for two others that no change of single exponents reaches.
 
-PRODUCT_PAIRS = 20  # for each choice of terms that leave
-ADDED, LENGTHENED = 8, 2  # products that are added to a sum, and those of the sums that stay
+OF_EACH = 4  # sums for each choice of terms that leave
+EXCHANGED, SIMPLE = 8, 3  # sums that are fitted, and those that are made simple
+SLACK = 6.0  # of the criterion to first order
 
 
-def split_terms(
-    problem: Problem, library: Library, law: Sum, leaving: list[tuple[int, ...]], rules: Rules
+def exchanged(
+    problem: Problem | AllRows, library: Library, law: Sum, max_terms: int, rules: Rules
 ) -> list[Sum]:
-    """Return sums with two simple products in place of terms.
+    """Return sums with products in place of up to two terms, or with one product more.
 
-    problem: the rows that choose the sums; those of the library choose its products. leaving:
-    indices of the terms.
+    The products are those that lower the criterion most where the other terms stay, with simple
+    exponents, and where their exponents change as well, to first order. problem: the rows that
+    choose the sums; those of the library choose its products.
     """
-    sums = list[Sum]()
-    for terms in leaving:
-        stay = law.take(np.setdiff1d(np.arange(len(law.c)), terms))
-        for pair in library.pairs(PRODUCT_PAIRS, library.terms(stay.u, stay.parity)):
-            sums.append(refine.refit(problem, with_products(stay, library, pair), rules.loss, 4))
-    sums = sorted(sums, key=lambda law: law.cost)[:SIMPLIFIED]
-    return [refine.simplified(problem, law, rules) for law in sums if math.isfinite(law.cost)]
+    library, fixed = library.beside(law.u[problem.fixed :]), problem.fixed
+    seen = [_products(law)]
+
+    def distinct(law: Sum, count: int) -> list[Sum]:
+        sums = list[Sum]()
+        for other in _proposed(library, law, fixed, max_terms):
+            if len(sums) < count and _products(other) not in seen:
+                seen.append(_products(other))
+                sums.append(other)
+        return sums
+
+    simple = distinct(_nearest(problem, law, rules), EXCHANGED)
+    simple = [refine.refit(problem, other, rules.loss) for other in simple]
+    simple = sorted(simple, key=lambda other: other.cost)[:SIMPLE]
+    sums = simple + distinct(_freed(law, fixed), SIMPLE)
+    sums = [refine.simplified(problem, _freed(other, fixed), rules) for other in sums]
+    sums += simple if rules.exponents != "real" else []
+    return [other for other in sums if math.isfinite(other.cost)]
 
 
-def longer_sums(problem: AllRows, library: Library, law: Sum, rules: Rules) -> list[Sum]:
-    """Return sums with one product more, whose exponents are simple where the criterion says so.
-
-    The products are those that help most where all exponents may change as well, to first order.
-    """
-
-    def free(law: Sum) -> Sum:
-        return replace(law, free=(law.u != 0) & (np.arange(len(law.u)) >= problem.fixed)[:, None])
-
-    A = library.tangents(law.u, law.parity, free(law).free)
-    sums = [with_products(law, library, (k,)) for k in library.best(library.remainder(A), A, ADDED)]
-    sums = [refine.refit(problem, law, rules.loss, 4) for law in sums]
-    sums = sorted(sums, key=lambda law: law.cost)[:LENGTHENED]
-    sums = [refine.simplified(problem, free(law), rules) for law in sums if math.isfinite(law.cost)]
-    return [law for law in sums if math.isfinite(law.cost)]
-
-
-def _leaving(law: Sum, fixed: int, max_terms: int) -> list[tuple[int, ...]]:
-    """The terms that leave: each that is not simple alone, and with another one."""
-    terms, rough = len(law.c), _is_rough(law)
-    single = [(k,) for k in range(fixed, terms) if rough[k] and terms < max_terms]
-    pairs = itertools.combinations(range(fixed, terms), 2)
-    return [*single, *((j, k) for j, k in pairs if rough[j] or rough[k])]
+def _proposed(library: Library, law: Sum, fixed: int, max_terms: int) -> list[Sum]:
+    """Sums with other products that are hardly worse to first order, the best first."""
+    sums, terms, limit = list[tuple[float, int, Sum]](), len(law.c), math.inf
+    choices = (itertools.combinations(range(fixed, terms), count) for count in range(3))
+    for leaving in itertools.chain.from_iterable(choices):
+        stay = law.take(np.setdiff1d(np.arange(terms), leaving))
+        A = library.tangents(stay.u, stay.parity, stay.free)
+        if not leaving:
+            limit = library.price_of(A, stay.u) + SLACK
+        room, sets = max_terms - len(stay.c), list[tuple[int, ...]]()
+        if room and len(leaving) < 2:
+            sets += [(k,) for k in library.best(library.remainder(A), A, OF_EACH)]
+        if room > 1 and leaving:
+            sets += library.pairs(OF_EACH, A, near=law.u[list(leaving)])
+        for chosen in sets:
+            price = library.price_of(A, stay.u, chosen)
+            if price < limit:
+                sums.append((price, len(sums), with_products(stay, library, chosen)))
+    return [other for _, _, other in sorted(sums)]
 
 
-def _is_rough(law: Sum) -> Array:
-    """Whether terms ``[K]`` have exponents other than the library's, multiples of 1/2."""
-    rough: Array = (law.free | (law.u * 2 % 1 != 0)).any(1)
-    return rough
+def _freed(law: Sum, fixed: int) -> Sum:
+    """The sum with free exponents, except 0 and those of its first terms."""
+    return replace(law, free=(law.u != 0) & (np.arange(len(law.u)) >= fixed)[:, None])
+
+
+def _nearest(problem: Problem | AllRows, law: Sum, rules: Rules) -> Sum:
+    """The sum with the nearest simple exponents in place of free ones."""
+    near = np.stack([np.round(law.u * q) / q for q in rules.denominators])
+    near = np.clip(near, problem.low, problem.high)
+    nearest = np.take_along_axis(near, np.abs(near - law.u).argmin(0)[None], 0)[0]
+    return replace(law, u=np.where(law.free, nearest, law.u), free=np.zeros_like(law.free))
 
 
 def with_products(law: Sum, library: Library, chosen: tuple[int, ...]) -> Sum:
@@ -283,7 +293,7 @@ def other_forms(fits: list[Fit], output: Output, held: Array, settings: Settings
     """Return the fits, and those of other forms. held: indices of rows held out."""
     fits = _with_shortest_terms(fits, held, settings.rules.loss)
     fits = _with_single_power(_reconsidered(fits, settings), settings)
-    fits = _lengthened(_split(fits, held, settings), held, settings)
+    fits = _exchanged(fits, held, settings)
     fits = _with_neighbours(fits, settings)
     fits = _shortened(fits, output, held, settings.rules.loss)
     return _as_lines(_standing(fits, settings.rules), output, held, settings)
@@ -325,54 +335,37 @@ def _with_single_power(fits: list[Fit], settings: Settings) -> list[Fit]:
     return fits + [(data, law, other) for other in laws if math.isfinite(other.cost)]
 
 
-def _split(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
-    """The fits, and if the best has terms that are not simple, sums with pairs in their place.
+def _exchanged(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
+    """The fits, and sums with products in place of terms of the best one, until none is better.
 
-    Such a law for another power of y, or a ratio, often stands for a sum for y: the best of these
-    gets the pairs. Of a better sum, any two terms are replaced again.
+    A law for another power of y, or a ratio, often stands for a sum for y: the best of these gets
+    the products. Many are tried: a sum that is hardly better does not count, and a longer one in
+    place of free exponents must be far better.
     """
-    data, _, best = min(fits, key=lambda fit: fit[2].cost)
-    rules, sums = settings.rules, [fit for fit in fits if _is_plain(fit[0])]
-    halves = rules.exponents == "rational" and rules.max_denominator > 1  # as the products have
-    if not (halves and sums and _is_rough(best).any()) or is_exact(data, best):
+    sums, rules = [fit for fit in fits if _is_plain(fit[0])], settings.rules
+    if not sums or any(is_exact(data, law) for data, _, law in fits):
         return fits
     data, _, law = min(sums, key=lambda fit: fit[2].cost)
-    few, more = chosen_rows(data, np.setdiff1d(np.arange(data.rows), held), settings.seed)
-    library = Library(few, np.random.default_rng([settings.seed, 3]))
-    leaving, cost = _leaving(law, few.fixed, settings.max_terms), math.inf
-    while leaving and law.cost < cost:
-        cost = law.cost
-        split = settings.steps.sums(partial(split_terms, more, library, law, leaving, rules))
-        added = [(data, law, refine.refit(data, law, rules.loss)) for law in split]
-        fits = fits + [fit for fit in added if math.isfinite(fit[2].cost)]
-        law = min((fit[2] for fit in added), key=lambda law: law.cost, default=law)
-        leaving = list(itertools.combinations(range(few.fixed, len(law.c)), 2))
-    return fits
-
-
-def _lengthened(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
-    """The fits, and the best sum with products that are added one by one until it is no better.
-
-    The search may miss a small term: the exponents of its shorter sums make up for it, and their
-    residuals show other products. A sum that is hardly better does not count, and one of simple
-    exponents in place of free ones must be far better. Beyond `MORE_ROWS` rows none is added.
-    """
-    rules, sums = settings.rules, [fit for fit in fits if _is_plain(fit[0])]
-    data, _, law = min(sums or fits, key=lambda fit: fit[2].cost)
-    is_full = len(law.c) >= settings.max_terms
-    if not sums or is_full or is_exact(data, law) or data.rows > MORE_ROWS:
+    if not data.inputs:
         return fits
     rows = np.setdiff1d(np.arange(data.rows), held)
-    few, _ = chosen_rows(data, rows, settings.seed)
+    few, more = chosen_rows(data, rows, settings.seed)
     library = Library(few, np.random.default_rng([settings.seed, 3]), integers=rules.are_whole)
-    cost, training = math.inf, data.choose(rows)
-    while law.cost < cost and len(law.c) < settings.max_terms:
-        cost = law.cost
-        longer = settings.steps.sums(partial(longer_sums, data, library, law, rules))
-        margin = FREE_TELL if law.free.any() else AS_GOOD  # many are tried
-        longer = [law for law in longer if law.cost < cost - margin]
-        fits = fits + [(data, refine.refit(training, law, rules.loss), law) for law in longer]
-        law = min(longer, key=lambda law: law.cost, default=law)
+    problem, training = data if data.rows <= MORE_ROWS else more, data.choose(rows)
+    best, cost, tried = law, math.inf, list[Sum]()
+    while best.cost < cost:
+        cost = best.cost
+        of_best = partial(exchanged, problem, library, best, settings.max_terms, rules)
+        exchanges = settings.steps.sums(of_best)
+        if problem is not data:
+            exchanges = [refine.refit(data, other, rules.loss) for other in exchanges]
+        tried += exchanges
+        best = min([best, *exchanges], key=lambda law: law.cost)
+    for other in tried:
+        longer = law.free.any() and len(other.c) > len(law.c)
+        better = other.cost < law.cost - (FREE_TELL if longer else AS_GOOD)
+        if better or law.cost <= other.cost < law.cost + TELL:
+            fits = [*fits, (data, refine.refit(training, other, rules.loss), other)]
     return fits
 
 
