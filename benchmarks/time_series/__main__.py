@@ -53,7 +53,7 @@ TITLES = {
     "fsir": "fractional SIR", "bromine": "rate law of order 3/2", "hunters": "Lotka and Volterra"
 }  # fmt: skip
 SEARCH_STARTS = 24
-NO_RATES = "exponent of", "first "  # how the names of other parameters begin
+NO_RATES = "exponent of", "initial "  # how the names of other parameters begin
 FINE = 400  # steps between two points of the true trajectory
 # Draws that were looked at when the rule for alternatives was chosen: they say nothing of it.
 DESIGN = {("fsir", 0.01, seed) for seed in range(50)}

@@ -108,7 +108,7 @@ def test_flows_of_as_few_states_as_possible(sums: Any, changes: Any, reactions: 
     law = law_of([[1, 0, 0]], rates, fixed=True)
     result = ode.fit(law, T, u, conserved=sums, init="model", simplify=False)
     terms = [f"coefficient of x0 in {reaction}" for reaction in reactions]
-    assert {name for name in result.stderr if "first" not in name} == set(terms)
+    assert {name for name in result.stderr if "initial" not in name} == set(terms)
     torch.testing.assert_close(result.weights()[1][0], rates, rtol=1e-4, atol=1e-9)
 
 
@@ -229,7 +229,7 @@ def test_coefficients_that_stay(size: float, options: dict[str, Any], simplify: 
     assert result.weights()[1].item() == pytest.approx(-0.5 / size, rel=1e-12)
     assert [estimate.name for estimate in result.estimates] == [
         "exponent of x0 in term 1",
-        "first x0",
+        "initial x0",
     ]
     exponent, _ = result.confidence_intervals()
     assert exponent.low <= 2.0 <= exponent.high
@@ -254,7 +254,7 @@ def test_coefficients_of_whole_exponents_stay(simplify: bool) -> None:
     law[1].requires_grad_(False)
     result = ode.fit(law, T, 3 * CIRCLE, init="model", simplify=simplify)
     torch.testing.assert_close(result.weights()[1][0], law[1].weight, rtol=1e-12, atol=0)
-    assert [estimate.name for estimate in result.estimates] == ["first x0", "first x1"]
+    assert [estimate.name for estimate in result.estimates] == ["initial x0", "initial x1"]
 
 
 @pytest.mark.filterwarnings("ignore::npu_kernels.ode.PoorFitWarning")
