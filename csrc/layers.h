@@ -32,6 +32,9 @@ struct Kernels {
   void (*ode_backward)(const OdeBackward<T>&, const Parallel&);
   void (*ode_adaptive_forward)(const OdeAdaptiveForward<T>&, const Parallel&);
   void (*ode_adaptive_backward)(const OdeAdaptiveBackward<T>&, const Parallel&);
+  // The NPU in a form that need not be the fastest; false: it cannot take this layer, and nothing was done.
+  bool (*npu_forward_in)(NpuForwardForm, const NpuForward<T>&, const Parallel&);
+  bool (*npu_backward_in)(NpuBackwardForm, const NpuBackward<T>&, const Parallel&);
 };
 
 // Calls f with a value of each record's type.

@@ -29,6 +29,10 @@ namespace npu {
   NPU_DECLARE_LAYER(ode, Ode)                                                                                     \
   NPU_DECLARE_LAYER(ode_adaptive, OdeAdaptive)                                                                    \
   template <typename T>                                                                                           \
+  bool npu_forward_in(NpuForwardForm, const NpuForward<T>&, const Parallel&);                                     \
+  template <typename T>                                                                                           \
+  bool npu_backward_in(NpuBackwardForm, const NpuBackward<T>&, const Parallel&);                                  \
+  template <typename T>                                                                                           \
   bool npu_step(const NpuStep<T>&);                                                                               \
   template <typename T>                                                                                           \
   void npu_second(const NpuSecond<T>&, const Parallel&);                                                          \
@@ -36,7 +40,8 @@ namespace npu {
   void adam(const AdamStep<T>&, const Parallel&);                                                                 \
   template <typename T>                                                                                           \
   constexpr Kernels<T> table{NPU_FAMILIES(NPU_ENTRIES) npu_step<T>, npu_second<T>, NPU_ENTRIES(mse, Mse) adam<T>, \
-                             NPU_ENTRIES(ode, Ode) NPU_ENTRIES(ode_adaptive, OdeAdaptive)};                       \
+                             NPU_ENTRIES(ode, Ode) NPU_ENTRIES(ode_adaptive, OdeAdaptive) npu_forward_in<T>,      \
+                             npu_backward_in<T>};                                                                 \
   }
 // CMakeLists.txt defines NPU_<instruction set> for each that is compiled.
 #if defined(NPU_BASELINE)
@@ -129,8 +134,8 @@ bool has_amx() {
 struct Amx {
   static bool tiles(const NpuInputs<float>& in) {
     if (in.terms < 3) return fills_tiles(in, 2);
-    const int64_t weights = in.in * in.out;
-    return weights >= 64 * 64 && fills_tiles(in, weights >= 100 * 100 ? 1.5 : 1.3);
+    const int64_t weights = in.in * in.out, large = 100 * 100;
+    return weights >= (in.weight_im != nullptr ? 64 * 64 : large) && fills_tiles(in, weights >= large ? 1.5 : 1.3);
   }
   static constexpr auto forward = amx::npu_forward;
   static constexpr auto backward = amx::npu_backward;

@@ -82,6 +82,10 @@ struct NpuStep {
   T* loss;  // [K]; null: not wanted
 };
 
+// The forms of the kernels; core/npu/limits.h chooses.
+enum class NpuForwardForm { kTiny, kFewOuts, kFewRows, kPanels };
+enum class NpuBackwardForm { kFewOuts, kWide, kNarrow };
+
 struct NpuLayer : Layer {
   static constexpr const char* name = "npu";
   static constexpr std::array<Weight, 3> weights{{{"weight_re", "OI"}, {"weight_im", "OI", true}, {"gate", "I", true}}};

@@ -465,6 +465,16 @@ int main(int count, char** names) {
           size[0] * size[1] * size[2] * size[3] <= limit)  // every property comes both ways, x is not shared
         check_all({1, size[0], size[1], size[2], shared, complex, gated, negative}, bits, size[3]);
   }
+  // Around the limits between the forms of the NPU's kernels, for registers of 2 to 16 values.
+  for (const int64_t in : {1, 3, 4, 7, 8, 9, 12, 15, 16, 17, 33, 256}) {
+    for (const int64_t out : {1, 2, 3, 5, 6}) {
+      for (const int64_t rows : {1, 8, 9, 13, 24, 25, 33}) {
+        if (rows * in * out > limit) continue;
+        check_npu_forms<float>({1, rows, in, out, false, true, true, true});
+        check_npu_forms<double>({1, rows, in, out, false, rows % 2 == 0, true, out % 2 == 0});
+      }
+    }
+  }
   for (const auto& [rows, in, out] : {std::array<int64_t, 3>{24, 3, 2}, {24, 1, 1}, {24, 12, 20}}) {
     const Shape shape{1, rows, in, out, false, true, false, true};
     on_each_isa([&] { check_special<float>(shape), check_special<double>(shape); });

@@ -26,6 +26,32 @@ void check_npu(const Shape& n, int64_t times) {
   });
 }
 
+// Every form of the kernels that can take a layer, whichever of them is the fastest.
+template <typename T>
+void check_npu_forms(const Shape& n) {
+  const Case<T> c(n);
+  const Expected<T> expected(c);
+  on_each_isa([&] {
+    const auto& kernels = npu::kernels<T>();
+    for (int form = 0; form < 4; ++form) {
+      const auto forward = [&](const npu::NpuForward<T>& f, const npu::Parallel& parallel) {
+        if (!kernels.npu_forward_in(npu::NpuForwardForm(form), f, parallel)) kernels.npu_forward(f, parallel);
+      };
+      const auto backward = [&](const npu::NpuBackward<T>& f, const npu::Parallel& parallel) {
+        if (!kernels.npu_backward_in(npu::NpuBackwardForm(form % 3), f, parallel)) kernels.npu_backward(f, parallel);
+      };
+      const int before = failures;
+      const Results<T> one(c, forward, backward, workers(1));
+      if (!one.same_bits(Results<T>(c, forward, backward, workers(3))))
+        std::printf("FAILED: three threads give other bits than one\n"), ++failures;
+      for (int part = 0; part < Results<T>::kParts; ++part)
+        compare(Results<T>::kNames[part], one.part[part], expected.part[part], expected.work(part));
+      if (failures > before)
+        std::printf("  form %d at B %ld I %ld O %ld\n", form, long(n.rows), long(n.in), long(n.out));
+    }
+  });
+}
+
 // A step at once: of the squares of y - target the loss and the gradients. The models' rows are far from one another.
 template <typename T>
 void check_npu_step(const Shape& n) {

@@ -27,16 +27,13 @@ FORWARD = [
             "const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;",
             "const T* x = in_.x + (in_.shared_x ? model * in_.rows % 2 : model * in_.rows + row) * in_.in;",
         ),
-        "forward-gate-of-the-first-model": (
-            "for (int64_t i = 0; model != gate_model && i < in.in; ++i)",
-            "for (int64_t i = 0; gate_model < 0 && i < in.in; ++i)",
-        ),
-        "forward-gate-not-clamped": (
+        "forward-gate-of-the-first-model": ("if (model != gate_model) load_gate", "if (gate_model < 0) load_gate"),
+    }),
+    *mutants(CORE + "npu/gate.h", ("kernels 25000", "tests/layers/test_edges.py -k 'special_input or minus_zero or zero_has_no_sign'"), {
+        "gate-not-clamped": (
             "gate[i] = in.gate == nullptr ? T(1) : clamp_gate(in.gate[model * in.in + i]);",
             "gate[i] = in.gate == nullptr ? T(1) : in.gate[model * in.in + i];",
         ),
-    }),
-    *mutants(CORE + "npu/gate.h", ("kernels 25000", "tests/layers/test_edges.py -k 'special_input or minus_zero or zero_has_no_sign'"), {
         "gate-without-eps": ("S::fma(gate_, S::abs(x) + eps_, rest_)", "S::fma(gate_, S::abs(x), rest_)"),
         "gate-size": ("*sum = S::fma(dr, size - S::set1(T(1)), *sum);", "*sum = S::fma(dr, size, *sum);"),
         "gate-x-without-gate": ("return dr * gate_;", "return dr;"),

@@ -25,22 +25,37 @@ namespace NPU_ISA {
 namespace {
 
 template <typename T, bool complex>
-void backward(const NpuBackward<T>& f, const Parallel& parallel) {
+bool backward(NpuBackwardForm form, const NpuBackward<T>& f, const Parallel& parallel) {
   const BackwardGroups<T, complex> groups(f, parallel);
-  if (few_outs::Group<T, complex>::suits(f.inputs))
-    groups.run([&](int64_t rows) { return few_outs::Group<T, complex>(f, rows); });
-  else if (f.inputs.in >= Simd<T>::width) groups.run([&](int64_t) { return wide::Group<T, complex>(f); });
-  else groups.run([&](int64_t rows) { return narrow::Group<T, complex>(f, rows); });
+  switch (form) {
+    case NpuBackwardForm::kFewOuts:
+      if (f.inputs.out == 0 || f.inputs.out > kBackwardFewOuts) return false;
+      groups.run([&](int64_t rows) { return few_outs::Group<T, complex>(f, rows); });
+      return true;
+    case NpuBackwardForm::kWide:
+      groups.run([&](int64_t) { return wide::Group<T, complex>(f); });
+      return true;
+    case NpuBackwardForm::kNarrow:
+      groups.run([&](int64_t rows) { return narrow::Group<T, complex>(f, rows); });
+      return true;
+  }
+  return false;
 }
 
 }  // namespace
 
 template <typename T>
-void npu_backward(const NpuBackward<T>& f, const Parallel& parallel) {
-  if (f.inputs.weight_im != nullptr) backward<T, true>(f, parallel);
-  else backward<T, false>(f, parallel);
+bool npu_backward_in(NpuBackwardForm form, const NpuBackward<T>& f, const Parallel& parallel) {
+  return f.inputs.weight_im != nullptr ? backward<T, true>(form, f, parallel) : backward<T, false>(form, f, parallel);
 }
 
+template <typename T>
+void npu_backward(const NpuBackward<T>& f, const Parallel& parallel) {
+  npu_backward_in(Limits<T>::backward(f.inputs), f, parallel);
+}
+
+template bool npu_backward_in<float>(NpuBackwardForm, const NpuBackward<float>&, const Parallel&);
+template bool npu_backward_in<double>(NpuBackwardForm, const NpuBackward<double>&, const Parallel&);
 template void npu_backward<float>(const NpuBackward<float>&, const Parallel&);
 template void npu_backward<double>(const NpuBackward<double>&, const Parallel&);
 

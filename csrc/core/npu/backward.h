@@ -4,6 +4,7 @@
 #include "api.h"
 #include "layers/npu.h"
 #include "npu/gate.h"
+#include "npu/limits.h"
 #include "panel.h"
 
 namespace npu {

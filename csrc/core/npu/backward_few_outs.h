@@ -8,11 +8,6 @@ namespace npu {
 namespace NPU_ISA {
 namespace few_outs {
 
-#if defined(__AVX512F__)
-constexpr int kMostOuts = 4;  // whose sums are 16 registers
-#else
-constexpr int kMostOuts = 2;
-#endif
 // Bytes of x in a block of rows: this block and the next one, with their gradients, take half a second-level cache.
 constexpr int64_t kBlock = int64_t(1) << 17;
 
@@ -27,7 +22,6 @@ class Group {
   using Order = PlainOrder<T, complex>;
   static constexpr bool kShares = true;
   static constexpr int64_t kSpan = 1024;
-  static bool suits(const NpuInputs<T>& in) { return in.in >= W && in.out <= kMostOuts && in.out > 0; }
   static bool writes_gradients(const NpuBackward<T>&) { return true; }
 
   // For spans of at most so many rows.
@@ -42,7 +36,8 @@ class Group {
       q[n] = -f_.grad_y[from + n] * f_.s[from + n];
     }
     inner.over(ceil_div(in_.in, W), [&](int64_t begin, int64_t end) {
-      with_constant<1, kMostOuts>(in_.out, [&](auto outs) { run_blocks<decltype(outs)::value>(task, begin, end); });
+      with_constant<1, kBackwardFewOuts>(in_.out,
+                                         [&](auto outs) { run_blocks<decltype(outs)::value>(task, begin, end); });
     });
   }
 

@@ -113,13 +113,8 @@ class BackwardGroups {
     task.phase_sums = phase_sums;
     task.want_spread = f_.grad_x != nullptr || f_.grad_gate != nullptr;
     task.want_sums = f_.grad_weight_re != nullptr || f_.grad_weight_im != nullptr || f_.grad_gate != nullptr;
-    load_gate(task.model, gate);
+    load_gate(in_, task.model, gate);
     return task;
-  }
-
-  void load_gate(int64_t model, T* gate) const {
-    for (int64_t i = 0; i < in_.in; ++i)
-      gate[i] = in_.gate == nullptr ? T(1) : clamp_gate(in_.gate[model * in_.in + i]);
   }
 
   // Adds the groups' sums in order and turns them into the gradients. Sums in T are added in place of the first
@@ -135,7 +130,7 @@ class BackwardGroups {
     parallel_.over(in_.models, [&](int64_t begin, int64_t end) NPU_ONCE {
       Scratch<T> gate(in_.in), phase(in_.in);
       for (int64_t model = begin; model < end; ++model) {
-        load_gate(model, gate);
+        load_gate<T>(in_, model, gate);
         finish<Form>(model, sums + model * step, gate_partial + model * groups_ * in_.in, gate, phase);
       }
     });

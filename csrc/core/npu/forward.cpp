@@ -9,8 +9,6 @@
 // A tile of rows is turned into a panel (L and the masks m, [I][registers of rows]); register tiles of P and Q run
 // over I with broadcast weights; exp and sincos finish them before they leave the first-level cache. No [B, I] array is
 // written, none of size [B, O] but the results. A tile without a negative input leaves out its mask products.
-#include <optional>
-
 #include "npu/forward_few_rows.h"
 #include "npu/forward_tiny.h"
 #include "npu/step.h"
@@ -31,9 +29,6 @@ constexpr bool kAtOnce = false;
 template <bool complex>
 constexpr int kTileOuts = complex ? 2 : 4;
 #endif
-
-// Rows behind the last tile, at most, that the kernel for few rows takes.
-constexpr int64_t kFewBehind = 4;
 
 // Inputs of a block: a multiple of every Phase<T>::inputs.
 constexpr int64_t kInBlock = 384;
@@ -432,9 +427,8 @@ class Tasks {
   using Tiles = Chunk<T, complex>;
 
  public:
-  // few_rows: those without a tile, which belong to the last chunk.
-  Tasks(const NpuInputs<T>& in, int64_t few_rows, int64_t threads)
-      : rows_(in.rows - few_rows), outs_(in.out), tiles_(ceil_div(rows_, Tiles::kTileSize)) {
+  Tasks(const NpuInputs<T>& in, int64_t threads)
+      : rows_(in.rows), outs_(in.out), tiles_(ceil_div(rows_, Tiles::kTileSize)) {
     if (in.models * in.rows * in.out == 0) return;
     chunks_ = most<int64_t>(1, ceil_div(tiles_, Tiles::tiles_for(in.in)));  // their panels fit in the cache
     ranges_ = 1;
@@ -444,13 +438,11 @@ class Tasks {
     const int64_t wanted = 2 * threads, more = ceil_div(wanted, in.models * chunks_);
     if (chunks_ * more > tiles_ || in.rows < 8 * in.out)
       ranges_ = most<int64_t>(1, least(in.out / Simd<T>::width, ceil_div(threads, in.models * chunks_)));
-    if (tiles_ > 0)
-      chunks_ = least(tiles_, chunks_ * ceil_div(ranges_ > 1 ? threads : wanted, in.models * chunks_ * ranges_));
+    chunks_ = least(tiles_, chunks_ * ceil_div(ranges_ > 1 ? threads : wanted, in.models * chunks_ * ranges_));
   }
 
   int64_t chunks() const { return chunks_; }
   int64_t ranges() const { return ranges_; }
-  int64_t tile_rows() const { return rows_; }
   int64_t most_tiles() const { return ceil_div(tiles_, chunks_); }
   int64_t most_outs() const { return least(outs_, ceil_div(outs_, ranges_) + kTileOuts<complex>); }
   int64_t first_row(int64_t chunk) const { return least(tiles_ * chunk / chunks_ * Tiles::kTileSize, rows_); }
@@ -464,43 +456,51 @@ class Tasks {
 };
 
 template <typename T, bool complex>
-void forward(const NpuForward<T>& f, const Parallel& parallel) {
-  using Tiles = Chunk<T, complex>;
+bool forward_panels(const NpuForward<T>& f, const Parallel& parallel) {
   const NpuInputs<T>& in = f.inputs;
-  if (TinyRows<T, complex>::suits(in)) return forward_tiny<T, complex>(f, parallel);
-  const bool few = FewRows<T, complex>::suits(in);
-  if (!few && has_few_outs(in)) return npu_forward_few_outs<T>(f, parallel);
-  // A few rows behind the last tile are not worth one.
-  const int64_t behind = in.in >= Simd<T>::width ? in.rows % Tiles::kTileSize : 0;
-  const int64_t few_rows = few ? in.rows : (behind <= kFewBehind ? behind : 0);
-  const Tasks<T, complex> tasks(in, few_rows, parallel.threads);
+  const Tasks<T, complex> tasks(in, parallel.threads);
   const int64_t chunks = tasks.chunks(), ranges = tasks.ranges();
 
   parallel.over(in.models * chunks * ranges, [&](int64_t begin, int64_t end) {
     Scratch<T> gate(in.in);
-    std::optional<FewRows<T, complex>> rows;
-    std::optional<Tiles> chunk;
-    if (few_rows > 0) rows.emplace(f, few_rows);
-    if (!few) chunk.emplace(f, tasks.most_tiles(), tasks.most_outs());
+    Chunk<T, complex> chunk(f, tasks.most_tiles(), tasks.most_outs());
     int64_t gate_model = -1;
     for (int64_t task = begin; task < end; ++task) {
       const int64_t model = task / (chunks * ranges), part = task / ranges % chunks, range = task % ranges;
-      const int64_t first_out = tasks.first_out(range), end_out = tasks.first_out(range + 1);
-      for (int64_t i = 0; model != gate_model && i < in.in; ++i)
-        gate[i] = in.gate == nullptr ? T(1) : clamp_gate(in.gate[model * in.in + i]);
+      if (model != gate_model) load_gate<T>(in, model, gate);
       gate_model = model;
-      if (!few) chunk->run(model, tasks.first_row(part), tasks.first_row(part + 1), first_out, end_out, gate);
-      if (rows && part + 1 == chunks) rows->run(model, tasks.tile_rows(), first_out, end_out, gate);
+      chunk.run(model, tasks.first_row(part), tasks.first_row(part + 1), tasks.first_out(range),
+                tasks.first_out(range + 1), gate);
     }
   });
+  return true;
+}
+
+template <typename T, bool complex>
+bool forward(NpuForwardForm form, const NpuForward<T>& f, const Parallel& parallel) {
+  switch (form) {
+    case NpuForwardForm::kTiny:
+      return forward_tiny<T, complex>(f, parallel);
+    case NpuForwardForm::kFewOuts:
+      return npu_forward_few_outs<T>(f, parallel);
+    case NpuForwardForm::kFewRows:
+      return forward_few_rows<T, complex>(f, parallel);
+    case NpuForwardForm::kPanels:
+      return forward_panels<T, complex>(f, parallel);
+  }
+  return false;
 }
 
 }  // namespace
 
 template <typename T>
+bool npu_forward_in(NpuForwardForm form, const NpuForward<T>& f, const Parallel& parallel) {
+  return f.inputs.weight_im != nullptr ? forward<T, true>(form, f, parallel) : forward<T, false>(form, f, parallel);
+}
+
+template <typename T>
 void npu_forward(const NpuForward<T>& f, const Parallel& parallel) {
-  if (f.inputs.weight_im != nullptr) forward<T, true>(f, parallel);
-  else forward<T, false>(f, parallel);
+  npu_forward_in(Limits<T>::forward(f.inputs), f, parallel);
 }
 
 template <typename T>
@@ -508,6 +508,8 @@ bool npu_step(const NpuStep<T>& f) {
   return f.backward.inputs.weight_im != nullptr ? step<T, true>(f) : step<T, false>(f);
 }
 
+template bool npu_forward_in<float>(NpuForwardForm, const NpuForward<float>&, const Parallel&);
+template bool npu_forward_in<double>(NpuForwardForm, const NpuForward<double>&, const Parallel&);
 template bool npu_step<float>(const NpuStep<float>&);
 template bool npu_step<double>(const NpuStep<double>&);
 template void npu_forward<float>(const NpuForward<float>&, const Parallel&);

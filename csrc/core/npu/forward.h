@@ -5,6 +5,7 @@
 #include "api.h"
 #include "layers/npu.h"
 #include "npu/gate.h"
+#include "npu/limits.h"
 #include "panel.h"
 
 namespace npu {
@@ -21,19 +22,9 @@ NPU_INLINE void outputs(typename Simd<T>::Reg p, typename Simd<T>::Reg q, typena
   *s = size * sine;
 }
 
-// Layers with many inputs and one or two outs have kernels of their own (npu/forward_few_outs.cpp), which gain only
-// with registers of 512 bits.
-#if defined(__AVX512F__)
-constexpr int kFewOuts = 2;
-#else
-constexpr int kFewOuts = 0;
-#endif
+// npu/forward_few_outs.cpp
 template <typename T>
-bool has_few_outs(const NpuInputs<T>& in) {
-  return in.out > 0 && in.out <= kFewOuts && in.in >= in.out * Simd<T>::width;
-}
-template <typename T>
-void npu_forward_few_outs(const NpuForward<T>& f, const Parallel& parallel);
+bool npu_forward_few_outs(const NpuForward<T>& f, const Parallel& parallel);
 
 }  // namespace NPU_ISA
 }  // namespace npu

@@ -48,7 +48,7 @@ class FewOuts {
 
   // Rows [first, end) of a model.
   void run(int64_t model, int64_t first, int64_t end) const {
-    with_constant<1, kFewOuts>(in_.out, [&](auto outs) { run_outs<decltype(outs)::value>(model, first, end); });
+    with_constant<1, kForwardFewOuts>(in_.out, [&](auto outs) { run_outs<decltype(outs)::value>(model, first, end); });
   }
 
  private:
@@ -131,8 +131,7 @@ void forward(const NpuForward<T>& f, const Parallel& parallel) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t model = task / chunks, first = task % chunks * Rows::kChunk;
       if (model != loaded) {
-        for (int64_t i = 0; i < in.in; ++i)
-          gate[i] = in.gate == nullptr ? T(1) : clamp_gate(in.gate[model * in.in + i]);
+        load_gate<T>(in, model, gate);
         rows.load_weights(model, gate);
         loaded = model;
       }
@@ -144,13 +143,15 @@ void forward(const NpuForward<T>& f, const Parallel& parallel) {
 }  // namespace
 
 template <typename T>
-void npu_forward_few_outs(const NpuForward<T>& f, const Parallel& parallel) {
+bool npu_forward_few_outs(const NpuForward<T>& f, const Parallel& parallel) {
+  if (f.inputs.in == 0 || f.inputs.out == 0 || f.inputs.out > kForwardFewOuts) return false;
   if (f.inputs.weight_im != nullptr) forward<T, true>(f, parallel);
   else forward<T, false>(f, parallel);
+  return true;
 }
 
-template void npu_forward_few_outs<float>(const NpuForward<float>&, const Parallel&);
-template void npu_forward_few_outs<double>(const NpuForward<double>&, const Parallel&);
+template bool npu_forward_few_outs<float>(const NpuForward<float>&, const Parallel&);
+template bool npu_forward_few_outs<double>(const NpuForward<double>&, const Parallel&);
 
 }  // namespace NPU_ISA
 }  // namespace npu

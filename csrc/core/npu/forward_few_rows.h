@@ -6,9 +6,9 @@
 namespace npu {
 namespace NPU_ISA {
 
-// Outs [first, end) of a few rows, for which packing weights would cost more than their products, or a panel of which
-// most lanes would be empty: a register holds neighbouring inputs, the weights are read as they lie, and every output
-// ends in a sum over lanes.
+// Outs [first, end) of all rows of a model, for which packing weights would cost more than their products, or a panel
+// of which most lanes would be empty: a register holds neighbouring inputs, the weights are read as they lie, and every
+// output ends in a sum over lanes.
 template <typename T, bool complex>
 class FewRows {
   using S = Simd<T>;
@@ -19,32 +19,27 @@ class FewRows {
   static constexpr int kSums = (kBatch * 2 * R + W - 1) / W;  // registers of them
 
  public:
-  static constexpr int64_t kMostRows = 24;
-  static bool suits(const NpuInputs<T>& in) { return in.rows <= kMostRows && in.in >= W; }
-
-  // For so many rows.
-  FewRows(const NpuForward<T>& f, int64_t rows)
+  explicit FewRows(const NpuForward<T>& f)
       : f_(f),
         in_(f.inputs),
         ins_(ceil_div(in_.in, W) * W),
-        count_(rows),
-        rows_(ceil_div(rows, R) * R),
+        rows_(ceil_div(in_.rows, R) * R),
         outs_(ceil_div(in_.out, W) * W),
         log_r_(rows_ * ins_),
         turn_(rows_ * ins_),
         p_(rows_ * outs_ + W),  // a register may begin at any out
         q_(rows_ * outs_ + W) {}
 
-  void run(int64_t model, int64_t first_row, int64_t first_out, int64_t end_out, const T* gate) {
-    prepare(in_.x + ((in_.shared_x ? 0 : model * in_.rows) + first_row) * in_.in, gate);
+  void run(int64_t model, int64_t first_out, int64_t end_out, const T* gate) {
+    prepare(in_.x + (in_.shared_x ? 0 : model * in_.rows) * in_.in, gate);
     for (int64_t o = first_out; o < end_out; o += kBatch)
-      for (int64_t b = 0; b < count_; b += R) multiply(model, b, o, int(least<int64_t>(kBatch, end_out - o)));
-    for (int64_t b = 0; b < count_; ++b) {
+      for (int64_t b = 0; b < in_.rows; b += R) multiply(model, b, o, int(least<int64_t>(kBatch, end_out - o)));
+    for (int64_t b = 0; b < in_.rows; ++b) {
       for (int64_t o = first_out; o < end_out; o += W) {
         Reg y, s;
         outputs<T>(S::load(p_ + b * outs_ + o), S::load(q_ + b * outs_ + o), &y, &s);
         const int count = int(least<int64_t>(W, end_out - o));
-        const int64_t at = (model * in_.rows + first_row + b) * in_.out + o;
+        const int64_t at = (model * in_.rows + b) * in_.out + o;
         S::store_first(f_.y + at, y, count);
         if (f_.s != nullptr) S::store_first(f_.s + at, s, count);
       }
@@ -59,7 +54,7 @@ class FewRows {
       for (int64_t i = 0; i < ins_; i += W) {
         const int count = int(least<int64_t>(W, in_.in - i));
         const Reg g = S::load_first(gate + i, count);
-        const Reg v = b < count_ ? S::load_first(x + b * in_.in + i, count) : S::zero();
+        const Reg v = b < in_.rows ? S::load_first(x + b * in_.in + i, count) : S::zero();
         S::store(log_r_ + b * ins_ + i, Gate<T>(g, eps).log(v));
         S::store(turn_ + b * ins_ + i, S::select(v < S::zero(), pi * g, S::zero()));
       }
@@ -102,9 +97,29 @@ class FewRows {
 
   const NpuForward<T>& f_;
   const NpuInputs<T>& in_;
-  const int64_t ins_, count_, rows_, outs_;  // but for the count, padded to whole registers and tiles
+  const int64_t ins_, rows_, outs_;  // padded to whole registers and tiles
   Scratch<T> log_r_, turn_, p_, q_;
 };
+
+template <typename T, bool complex>
+bool forward_few_rows(const NpuForward<T>& f, const Parallel& parallel) {
+  const NpuInputs<T>& in = f.inputs;
+  if (in.models * in.rows * in.out == 0) return true;
+  // Ranges of outs, each of which makes all logarithms anew.
+  int64_t ranges = 1;
+  if (parallel.threads > 1)
+    ranges = most<int64_t>(1, least(in.out / Simd<T>::width, ceil_div(parallel.threads, in.models)));
+  parallel.over(in.models * ranges, [&](int64_t begin, int64_t end) {
+    FewRows<T, complex> rows(f);
+    Scratch<T> gate(in.in);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t model = task / ranges, range = task % ranges;
+      load_gate<T>(in, model, gate);
+      rows.run(model, in.out * range / ranges, in.out * (range + 1) / ranges, gate);
+    }
+  });
+  return true;
+}
 
 }  // namespace NPU_ISA
 }  // namespace npu

@@ -16,10 +16,6 @@ class TinyRows {
 
  public:
   static constexpr int kRows = R * W;
-  static constexpr int64_t kMostProducts = 12;
-  static bool suits(const NpuInputs<T>& in) {
-    return in.in <= W && in.out <= W && in.in * in.out <= kMostProducts && in.rows > 2 * W;
-  }
 
   // Of some registers of rows.
   struct Panel {
@@ -32,8 +28,7 @@ class TinyRows {
   explicit TinyRows(const NpuInputs<T>& in) : in_(in) {}
 
   void load_weights(int64_t model) {
-    for (int64_t i = 0; i < in_.in; ++i)
-      gate_[i] = in_.gate == nullptr ? T(1) : clamp_gate(in_.gate[model * in_.in + i]);
+    load_gate(in_, model, gate_);
     const int64_t count = in_.out * in_.in;
     re_ = in_.weight_re + model * count;
     im_ = complex ? in_.weight_im + model * count : nullptr;
@@ -89,15 +84,16 @@ class TinyRows {
  private:
   const NpuInputs<T>& in_;
   const T *re_, *im_;
-  T gate_[W], turn_[kMostProducts], shrink_[kMostProducts];
+  T gate_[W], turn_[kTinyProducts], shrink_[kTinyProducts];
 };
 
 template <typename T, bool complex>
-void forward_tiny(const NpuForward<T>& f, const Parallel& parallel) {
+bool forward_tiny(const NpuForward<T>& f, const Parallel& parallel) {
   using Rows = TinyRows<T, complex>;
   constexpr int64_t kChunk = 16 * Rows::kRows;  // rows of a task
   constexpr int W = Simd<T>::width;
   const NpuInputs<T>& in = f.inputs;
+  if (in.in > W || in.out > W || in.in * in.out > kTinyProducts) return false;
   const int out = int(in.out);
   const int64_t chunks = ceil_div(in.rows, kChunk);
   parallel.over(in.models * chunks, [&](int64_t begin, int64_t end) {
@@ -117,6 +113,7 @@ void forward_tiny(const NpuForward<T>& f, const Parallel& parallel) {
       }
     }
   });
+  return true;
 }
 
 }  // namespace NPU_ISA

@@ -1,10 +1,18 @@
 // The relevance gate of the Neural Power Unit.
 #pragma once
 
+#include "layers/npu.h"
+#include "panel.h"
 #include "simd/vector_math.h"
 
 namespace npu {
 namespace NPU_ISA {
+
+// ghat of a model: its gate within [0, 1], or ones.
+template <typename T>
+void load_gate(const NpuInputs<T>& in, int64_t model, T* gate) {
+  for (int64_t i = 0; i < in.in; ++i) gate[i] = in.gate == nullptr ? T(1) : clamp_gate(in.gate[model * in.in + i]);
+}
 
 // Of a register of gates ghat, or one gate: r = ghat (|x| + eps) + 1 - ghat. Adding ghat eps to 1 - ghat first would
 // save an addition, but where ghat is small r would have another rounding error, the same in every row.

@@ -21,10 +21,10 @@ class TinyStep {
   static constexpr int R = Rows::kRows / W;
   static constexpr int64_t kMostRows = 1024;  // of a model: threads share the rows of more
   static constexpr int kRun = 4;              // panels that a register adds up: errors grow with a run's length
-  static constexpr int kSums = round_up(kParts<complex> * Rows::kMostProducts + W + 1, W);
+  static constexpr int kSums = round_up(kParts<complex> * kTinyProducts + W + 1, W);
 
  public:
-  static bool suits(const NpuInputs<T>& in) { return Rows::suits(in) && in.rows <= kMostRows; }
+  static bool suits(const NpuInputs<T>& in) { return Limits<T>::is_tiny(in) && in.rows <= kMostRows; }
 
   explicit TinyStep(const NpuStep<T>& f)
       : f_(f),
@@ -143,7 +143,7 @@ class TinyStep {
   }
 
   void finish(int64_t model) {
-    T sums[kParts<complex> * Rows::kMostProducts], phases[W];
+    T sums[kParts<complex> * kTinyProducts], phases[W];
     for (int n = 0; n < gate_at_; ++n) sums[n] = T(totals_[n]);
     const int in = int(in_.in);
     const Reg gate = S::load_first(rows_.gate(), in);

@@ -1,0 +1,48 @@
+// Which form of the NPU family's kernels takes a layer: all limits between the forms. Any form is right at any size
+// that it can take (csrc/tests/kernels_test.cpp tries all of them around the limits), and the limits say which one is
+// fastest: csrc/tests/limits_times.cpp times the forms on both sides.
+#pragma once
+
+#include "layers/npu.h"
+#include "simd/registers.h"
+
+namespace npu {
+namespace NPU_ISA {
+
+// The forms that have something in registers or on the stack for each out or product have room for so many.
+constexpr int64_t kTinyProducts = 12;  // inputs times outs of a tiny layer, or of its step (npu/step.h)
+#if defined(__AVX512F__)
+constexpr int kForwardFewOuts = 2, kBackwardFewOuts = 4;
+#else
+constexpr int kForwardFewOuts = 0, kBackwardFewOuts = 2;  // 0: the form gains nothing
+#endif
+
+template <typename T>
+struct Limits {
+  static constexpr int64_t W = NPU_VECTOR_BYTES / sizeof(T);
+
+  static NPU_INLINE NpuForwardForm forward(const NpuInputs<T>& in) {
+    if (is_tiny(in) && in.in * in.out <= (W < 16 ? 8 : kTinyProducts)) return NpuForwardForm::kTiny;
+    if (in.out > 0 && in.out <= kForwardFewOuts && in.in >= in.out * W) return NpuForwardForm::kFewOuts;
+    if (in.in >= W && in.rows <= few_rows(in.in)) return NpuForwardForm::kFewRows;
+    return NpuForwardForm::kPanels;
+  }
+
+  // Fewer rows leave most of the registers that a tiny layer works on at once empty.
+  static NPU_INLINE bool is_tiny(const NpuInputs<T>& in) {
+    return in.in <= W && in.out <= W && in.in * in.out <= kTinyProducts && in.rows > 2 * W;
+  }
+
+  static NPU_INLINE NpuBackwardForm backward(const NpuInputs<T>& in) {
+    if (in.in >= W && in.out > 0 && in.out <= kBackwardFewOuts) return NpuBackwardForm::kFewOuts;
+    if (in.in >= W || (2 * in.in >= W && in.rows <= W)) return NpuBackwardForm::kWide;
+    return NpuBackwardForm::kNarrow;
+  }
+
+ private:
+  // Panels have no empty lane from W rows on, and packing all weights for them pays the sooner the fewer there are.
+  static constexpr int64_t few_rows(int64_t in) { return W < 8 || in >= 256 ? 24 : (W < 16 ? 12 : 8); }
+};
+
+}  // namespace NPU_ISA
+}  // namespace npu
