@@ -39,7 +39,7 @@ OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
 # Whose rows the pictures show.
 PROCESSOR ?= AMD Zen 5
-SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/core/* csrc/core/*/* csrc/layers/* csrc/fast_path/*)
+SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard $(patsubst %,csrc/%/*,core core/* fast_path operators platform))
 # The build finds the cmake and ninja of .venv.
 export PATH := $(abspath $(BIN)):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

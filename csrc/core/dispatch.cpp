@@ -1,4 +1,5 @@
-// Which instruction set: the best of this processor, unless set_isa names a lower one.
+// Settings of the process: the instruction set, the best of this processor unless set_isa names a lower one, and the
+// precision of float32 products.
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
@@ -169,6 +170,8 @@ const Isa* best() {
   return found;
 }
 
+std::atomic<int (*)()> reader{nullptr};
+
 std::atomic<const Isa*>& active() {
   static std::atomic<const Isa*> isa{best()};
   return isa;
@@ -191,6 +194,12 @@ template <>
 const Kernels<double>& kernels<double>() {
   return *in_use().twice;
 }
+
+int float_terms() {
+  int (*const read)() = reader.load(std::memory_order_relaxed);
+  return read == nullptr ? 3 : read();
+}
+void read_float_terms_by(int (*read)()) { reader.store(read, std::memory_order_relaxed); }
 
 const char* isa() {
   const Isa* const isa = active().load();

@@ -19,7 +19,7 @@
 // sum over rows, and every sum is a matrix product of one kernel, `add_product`.
 #include "layers/inalu.h"
 #include "api.h"
-#include "nac.h"
+#include "nac_weights.h"
 #include "panel.h"
 #include "product.h"
 #include "row_groups.h"

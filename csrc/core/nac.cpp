@@ -1,7 +1,7 @@
 // Neural Accumulator (Trask et al. 2018), forward and backward: a NAU of W = tanh(weight) sigmoid(mask).
 #include "layers/nac.h"
 #include "api.h"
-#include "nac.h"
+#include "nac_weights.h"
 #include "panel.h"
 
 namespace npu {

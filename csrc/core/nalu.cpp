@@ -14,7 +14,7 @@
 // nothing but weights is turned. Rows go in blocks, and a block is finished for some outs, or inputs, after the others.
 #include "layers/nalu.h"
 #include "api.h"
-#include "nac.h"
+#include "nac_weights.h"
 #include "panel.h"
 #include "product.h"
 #include "row_groups.h"

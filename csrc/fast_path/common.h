@@ -18,11 +18,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "huge_pages.h"
+#include "platform/huge_pages.h"
 #include "layers.h"
-#include "out_of_memory.h"
-#include "precision.h"
-#include "threads.h"
+#include "operators/out_of_memory.h"
+#include "platform/threads.h"
 
 // Its header includes every operator of torch, which would double the compile time.
 namespace at::autocast {

@@ -16,9 +16,9 @@
 //   set_backward(name, function)
 //       the general backward of one of these, for gradients that are not plain or will be differentiated again.
 //
-// Loaded, it also tells the registered operators the float32 matmul precision (csrc/precision.h).
+// Loaded, it also tells the registered operators the float32 matmul precision (core/api.h).
 //
-// Unlike ops.cpp these files know torch's C++ classes, which change with its releases: they serve the torch and the
+// Unlike operators/ these files know torch's C++ classes, which change with its releases: they serve the torch and the
 // Python that they were compiled with, and npu_kernels/_operators/fast_path.py loads them for no other.
 #include "adam.h"
 #include "layer.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common.h"
-#include "training_step.h"
+#include "operators/training_step.h"
 
 namespace npu_fast_path {
 

@@ -97,7 +97,7 @@ fast_path.set_backward("mse", _mse_backward)
 # The penalties "l1", "frobenius", "madsen", "paper" and "integer", and the schedule of their
 # weights.
 #
-# `_steps` adds them to the loss; steps by C++ have their own in csrc/training_loop.h.
+# `_steps` adds them to the loss; steps by C++ have their own in csrc/operators/training_loop.h.
 
 Parameters = nn.Module | Tensor | Iterable[Tensor]
 

@@ -152,10 +152,10 @@ SIBLINGS = [
         "nac-clips-as-the-nau": ("in.shared_x, product, false};", "in.shared_x, in.weight, false};"),
         "nac-known-gradient-ignored": ("const T* grad = f.grad_product;", "const T* grad = nullptr;"),
     }),
-    *mutants(CORE + "nac.h", KERNELS, {
+    *mutants(CORE + "nac_weights.h", KERNELS, {
         "nac-mask-slope": ("grad * turn * share * (one - share)", "grad * turn * share"),
     }),
-    *mutants(CORE + "nac.h", "tests/layers/test_edges.py -k slopes_of_a_gate", {
+    *mutants(CORE + "nac_weights.h", "tests/layers/test_edges.py -k slopes_of_a_gate", {
         "nac-rest-of-the-gate": ("S::select(v < S::zero(), more, less);", "one - gate;"),
     }),
     *mutants(CORE + "nalu.cpp", KERNELS, {
@@ -275,7 +275,7 @@ ADAPTIVE = [
         "fast-path-ode-shape-of-a-weight": ("&& is(weight, features, hidden);", ";"),
         "fast-path-ode-no-steps": ("if (r.steps < 1 || ", "if (r.steps == 0 || "),
     }),
-    *mutants("csrc/ode_adaptive_operator.cpp", "tests/ode/test_ode_adaptive_kernel.py -k 'operands or needed'", {
+    *mutants("csrc/operators/ode_adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k 'operands or needed'", {
         "adaptive-dtype-of-an-operand": ("check(t.scalar_type() == dtype && t.is_cpu()", "check(t.is_cpu()"),
         "adaptive-size-of-an-operand": ("t.is_contiguous() && t.numel() == count,", "t.is_contiguous(),"),
         "adaptive-dimensions-of-u0": (" && u0.dim() == 3 && ", " && u0.dim() > 1 && "),
@@ -302,13 +302,13 @@ ADAPTIVE = [
 FAST_PATH = "csrc/fast_path/"
 
 EXTENSION = [
-    *mutants("csrc/ops.cpp", "tests/operators/test_reference.py tests/operators/test_gradients.py -k 'gate or straight or parity'", {
+    *mutants("csrc/operators/layers.cpp", "tests/operators/test_reference.py tests/operators/test_gradients.py -k 'gate or straight or parity'", {
         "ops-options-of-the-backward-ignored": (
             "arguments.options(L::options, npu::kInBackward, options.data());",
             "arguments.options(L::options, npu::kInBackward, options.data());\n    options.back() = 0;",
         ),
     }),
-    *mutants("csrc/second_operator.cpp", "tests/operators/test_second_kernel.py tests/operators/test_second_derivatives.py -k 'refuses or closed or sizes'", {
+    *mutants("csrc/operators/second.cpp", "tests/operators/test_second_kernel.py tests/operators/test_second_derivatives.py -k 'refuses or closed or sizes'", {
         "second-operator-half-a-direction": ("check(weight_im ? bool(along_re) == bool(along_im) : !along_im, op,", "check(true, op,"),
     }),
     *mutants(FAST_PATH + "second.h", "tests/operators/test_second_kernel.py -k 'any_shape or sees'", {
@@ -318,10 +318,10 @@ EXTENSION = [
     *mutants(FAST_PATH + "layer.h", "tests/backends/test_fast_path.py -k large_products", {
         "matrix-gradients-by-the-kernels": ("known = !takes(saved[0], n);", "known = false;"),
     }),
-    *mutants("csrc/operands.h", "tests/operators/test_errors.py -k raw", {
+    *mutants("csrc/operators/operands.h", "tests/operators/test_errors.py -k raw", {
         "ops-dtype-not-checked": ("check(t.scalar_type() == dtype, op,", "check(t.scalar_type() == dtype || op, op,"),
     }),
-    *mutants("csrc/checks.h", "tests/training/test_training_plan.py", {
+    *mutants("csrc/operators/checks.h", "tests/training/test_training_plan.py", {
         "train-freed-storage": ("t.storage_offset() + count <= bytes / int64_t(element)", "bytes >= 0"),
     }),
     *mutants(FAST_PATH + "common.h", "tests/backends/test_fast_path.py", {
@@ -342,13 +342,13 @@ EXTENSION = [
             "ctx->saved_data[L::options[i].name] = 0.5 * options[i];",
         ),
     }),
-    *mutants("csrc/layers/nmu.h", ("tests/backends/test_fast_path.py -k 'one_weight or nau'", "tests/operators/test_gradients.py -k siblings"), {
+    *mutants(CORE + "layers/nmu.h", ("tests/backends/test_fast_path.py -k 'one_weight or nau'", "tests/operators/test_gradients.py -k siblings"), {
         "fast-path-nmu-clip-ignored": (
             "n.shared_x, g.operands[1], g.options[0] != 0};",
             "n.shared_x, g.operands[1], g.options[0] < 0};",
         ),
     }),
-    *mutants("csrc/layers/nmu.h", "tests/layers/test_nmru.py", {
+    *mutants(CORE + "layers/nmu.h", "tests/layers/test_nmru.py", {
         "nmru-eps-ignored": ("T(g.options[0])};", "T(0 * g.options[0])};"),
     }),
     *mutants(FAST_PATH + "mse.h", "tests/training/test_training.py", {
@@ -371,7 +371,7 @@ EXTENSION = [
 ]  # fmt: skip
 
 TRAINING_LOOP = [
-    *mutants("csrc/training_loop.h", "tests/training/test_training_run.py", {
+    *mutants("csrc/operators/training_loop.h", "tests/training/test_training_run.py", {
         "train-number-of-a-step": ("p.number + double(step) + 1}", "p.number + 1}"),
         "train-frozen-layers": ("p.grads[0] = l == first_ ? nullptr", "p.grads[0] = l != first_ ? nullptr"),
         "train-losses-of-a-step": ("records = number % run_.every == 0;", "records = step % run_.every == 0;"),
@@ -383,20 +383,20 @@ TRAINING_LOOP = [
         "train-not-finite": ("if (!std::isfinite(grad[n])) grad[n] = 0;", ";"),
         "train-upper-end": ("(values[n] > high ? high : values[n])", "values[n]"),
     }),
-    *mutants("csrc/training_loop.h", "tests/training/test_training_loops.py", {
+    *mutants("csrc/operators/training_loop.h", "tests/training/test_training_loops.py", {
         "train-clamp-of-frozen-parameters": ("if (!p.trained) return clamp(p.low, p.high, count, values);", "if (!p.trained) return;"),
         "train-rmsprop-maximizes": ("o.maximize ? -grad[n] : grad[n]", "o.maximize ? grad[n] : grad[n]"),
         "train-rmsprop-decay": ("(decay != 0 ? decay * p[n] : T(0))", "T(0)"),
         "train-decay-of-infinite-weights": ("(decay != 0 ? decay * p[n] : T(0))", "decay * p[n]"),
     }),
-    *mutants("csrc/training_loop.h", "tests/training/test_training_plan.py -k 'one_end or only or frozen'", {
+    *mutants("csrc/operators/training_loop.h", "tests/training/test_training_plan.py -k 'one_end or only or frozen'", {
         "train-interval-without-an-upper-end": ("return low > -HUGE_VAL || high < HUGE_VAL;", "return high < HUGE_VAL;"),
         "train-interval-without-a-lower-end": ("return low > -HUGE_VAL || high < HUGE_VAL;", "return low > -HUGE_VAL;"),
     }),
-    *mutants("csrc/train_operator.cpp", "tests/training/test_training_plan.py -k wrong", {
+    *mutants("csrc/operators/train.cpp", "tests/training/test_training_plan.py -k wrong", {
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
     }),
-    *mutants("csrc/train_operator.cpp", "tests/training/test_training_plan.py", {
+    *mutants("csrc/operators/train.cpp", "tests/training/test_training_plan.py", {
         "train-absent-weight": ("if (index == -1 && weight.optional) return;", "if (index == -1) return;"),
         "train-columns-of-schedules": ("t.dim() == 2 && t.size(1) == run.steps", "t.dim() == 2"),
         "train-steps-before-that-overflow": ("call.before <= std::numeric_limits<int64_t>::max() - run.steps", "true"),

@@ -365,7 +365,7 @@ def test_a_kept_folder_takes_another_compiler_and_other_options(tmp_path: Path) 
         build = configure(CMAKE_ARGS="-DNPU_KERNELS_ISAS=baseline", **env)
         commands = ["ninja", "-C", str(build), "-t", "commands", "npu_kernels_cpu"]
         lines = subprocess.run(commands, capture_output=True, text=True, check=True).stdout
-        (line,) = [line for line in lines.splitlines() if line.endswith("/ops.cpp")]
+        (line,) = [line for line in lines.splitlines() if line.endswith("/operators/layers.cpp")]
         return line
 
     compiler = shutil.which("c++") or shutil.which("g++")
@@ -401,7 +401,7 @@ def test_fast_math_in_the_environment_changes_nothing(
         capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
     commands = [line for line in lines if FAST_MATH in line]
-    for product in ("core/nau.cpp.o ", "ops.cpp.o ", "module.cpp.o ", "cpu.so ", "fast_path.so "):
+    for product in ("core/nau.cpp.o ", "operators/layers.cpp.o ", "module.cpp.o ", "cpu.so ", "fast_path.so "):
         assert [line for line in commands if f"{product}" in line.partition(" -o ")[2]], product
     assert all(line.rindex(FAST_MATH) < line.find(" -fno-fast-math ") for line in commands)
 

@@ -1,4 +1,4 @@
-// The operands and results of an operator: what ops.cpp, ode_operator.cpp and second_operator.cpp share.
+// The operands and results of an operator: what layers.cpp, ode.cpp and second.cpp share.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "checks.h"
-#include "huge_pages.h"
+#include "platform/huge_pages.h"
 #include "layers/record.h"
 #include "out_of_memory.h"
 

@@ -3,7 +3,6 @@
 
 #include <array>
 
-#include "../precision.h"
 #include "record.h"
 
 namespace npu {
@@ -72,7 +71,7 @@ struct NpuSecond {
   bool wants_inputs() const { return grad_x != nullptr || grad_gate != nullptr; }
 };
 
-// Forward, mean squared error and backward of a layer at once, for training (training_loop.h).
+// Forward, mean squared error and backward of a layer at once, for training (operators/training_loop.h).
 template <typename T>
 struct NpuStep {
   NpuBackward<T> backward;  // grad_y, y, s and grad_x: null

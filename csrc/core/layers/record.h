@@ -1,4 +1,4 @@
-// One record for each layer: the C++ description of its operators. The registered operators (ops.cpp) and the
+// One record for each layer: the C++ description of its operators. The registered operators (operators/layers.cpp) and the
 // fast path from Python (fast_path/layer.h) are made from it. ops.py has the schemas, with the same
 // names.
 #pragma once
@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 
-#include "../core/api.h"
+#include "api.h"
 
 namespace npu {
 

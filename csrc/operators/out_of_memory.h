@@ -6,7 +6,7 @@
 #include <new>
 #include <typeinfo>
 
-#include "core/api.h"
+#include "api.h"
 
 namespace npu {
 

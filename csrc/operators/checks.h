@@ -1,4 +1,4 @@
-// What the operators (ops.cpp, ode_adaptive_operator.cpp, train_operator.cpp) check their tensors and sizes with.
+// What the operators (layers.cpp, ode_adaptive.cpp, train.cpp) check their tensors and sizes with.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

@@ -8,8 +8,8 @@
 #include <ctime>
 #include <exception>
 
-#include "core/pieces.h"
-#include "core/retreat.h"
+#include "pieces.h"
+#include "retreat.h"
 
 namespace {
 

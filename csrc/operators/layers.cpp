@@ -10,8 +10,7 @@
 
 #include "layers.h"
 #include "operands.h"
-#include "precision.h"
-#include "threads.h"
+#include "platform/threads.h"
 
 namespace {
 

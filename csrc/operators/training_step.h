@@ -1,4 +1,4 @@
-// A step of a training whose plan was read before, by the operator `train_plan` (train_operator.cpp).
+// A step of a training whose plan was read before, by the operator `train_plan` (train.cpp).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Training steps of a chain of layers, as many as wanted in one call (train_operator.cpp makes an operator of it).
+// Training steps of a chain of layers, as many as wanted in one call (train.cpp makes an operator of it).
 //
 // A step: rows are gathered; forward of all layers; mean squared error; backward; the penalties' gradients are added;
 // Adam or RMSProp; parameters are clamped into their intervals. The layers' arithmetic is that of their kernels.
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "layers.h"
-#include "threads.h"
+#include "platform/threads.h"
 
 namespace npu {
 namespace training {

@@ -19,7 +19,7 @@
 #include "checks.h"
 #include "layers.h"
 #include "out_of_memory.h"
-#include "threads.h"
+#include "platform/threads.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// OpenMP's threads for the core, in a C++ program without torch. Beside torch it is threads.h: torch brings an OpenMP
+// OpenMP's threads for the core, in a C++ program without torch. Beside torch it is platform/threads.h: torch brings an OpenMP
 // runtime of its own, and two of them in one process wait for each other's threads.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "core/api.h"
+#include "api.h"
 
 namespace npu {
 

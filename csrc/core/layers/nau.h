@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 
-#include "../precision.h"
 #include "record.h"
 
 namespace npu {

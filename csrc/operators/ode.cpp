@@ -7,7 +7,7 @@
 
 #include "layers.h"
 #include "operands.h"
-#include "threads.h"
+#include "platform/threads.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/api.h"
+#include "api.h"
 
 namespace npu {
 

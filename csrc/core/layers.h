@@ -1,7 +1,7 @@
 // All layers with CPU kernels, and the table of the kernels.
 #pragma once
 
-#include "core/ode/adaptive_api.h"
+#include "ode/adaptive_api.h"
 #include "layers/inalu.h"
 #include "layers/nac.h"
 #include "layers/nalu.h"
