@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "npu/limits.h"
 #include "npu/tiled.h"
 #endif
 
@@ -81,37 +82,25 @@ struct Features {
 };
 bool has_avx512_bf16() { return has_avx512() && (Features(1).a >> 5 & 1) != 0; }
 
-// Large enough for tiles, whose work is padded to whole blocks of 32 rows, 32 inputs and 16 outs (RealNPU: 32): at most
-// `most_padding` times the work without.
-bool fills_tiles(const NpuInputs<float>& in, double most_padding) {
-  const auto padded = [](int64_t n, int64_t step) { return double((n + step - 1) / step * step); };
-  const int64_t outs = in.weight_im != nullptr ? 16 : 32;
-  return in.rows >= 64 && in.in >= 32 && in.out >= 16 &&
-         padded(in.rows, 32) * padded(in.in, 32) * padded(in.out, outs) <=
-             most_padding * double(in.rows) * double(in.in) * double(in.out);
-}
-
-// The AVX-512 kernels with the NPU by tiles where Pays::tiles(inputs).
-template <typename Pays>
+// The AVX-512 kernels with the NPU by tiles where Form::takes(inputs).
+template <typename Form>
 void npu_forward(const NpuForward<float>& f, const Parallel& parallel) {
-  (Pays::tiles(f.inputs) ? Pays::forward : avx512::npu_forward<float>)(f, parallel);
+  (Form::takes(f.inputs) ? Form::forward : avx512::npu_forward<float>)(f, parallel);
 }
-template <typename Pays>
+template <typename Form>
 void npu_backward(const NpuBackward<float>& f, const Parallel& parallel) {
-  (Pays::tiles(f.inputs) ? Pays::backward : avx512::npu_backward<float>)(f, parallel);
+  (Form::takes(f.inputs) ? Form::backward : avx512::npu_backward<float>)(f, parallel);
 }
-template <typename Pays>
+template <typename Form>
 constexpr Kernels<float> with_tiles() {
   Kernels<float> table = avx512::table<float>;
-  table.npu_forward = npu_forward<Pays>;
-  table.npu_backward = npu_backward<Pays>;
+  table.npu_forward = npu_forward<Form>;
+  table.npu_backward = npu_backward<Form>;
   return table;
 }
 
-// A vdpbf16ps does twice the work of a float32 multiply-add: one product of terms instead of a float32 product pays,
-// three or six do not.
 struct Avx512Bf16 {
-  static bool tiles(const NpuInputs<float>& in) { return in.terms == 1 && fills_tiles(in, 1.3); }
+  static bool takes(const NpuInputs<float>& in) { return takes_avx512_bf16(in); }
   static constexpr auto forward = avx512_bf16::npu_forward;
   static constexpr auto backward = avx512_bf16::npu_backward;
 };
@@ -130,14 +119,8 @@ bool has_amx() {
   return (low & kSaved) == kSaved && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// A tile instruction does 16 times the work of a multiply-add's cycle. A float32 product takes six of them: small
-// layers gain nothing then, and what larger ones gain must not be lost in padding. Fewer terms always gain.
 struct Amx {
-  static bool tiles(const NpuInputs<float>& in) {
-    if (in.terms < 3) return fills_tiles(in, 2);
-    const int64_t weights = in.in * in.out, large = 100 * 100;
-    return weights >= (in.weight_im != nullptr ? 64 * 64 : large) && fills_tiles(in, weights >= large ? 1.5 : 1.3);
-  }
+  static bool takes(const NpuInputs<float>& in) { return takes_amx(in); }
   static constexpr auto forward = amx::npu_forward;
   static constexpr auto backward = amx::npu_backward;
 };

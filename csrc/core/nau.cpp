@@ -12,11 +12,6 @@ namespace npu {
 namespace NPU_ISA {
 namespace {
 
-template <typename T>
-T clipped(T weight) {  // nan stays nan
-  return weight < T(-1) ? T(-1) : (weight > T(1) ? T(1) : weight);
-}
-
 // A of one model as an operand of add_product: sums over inputs (columns = outs) or the reverse.
 template <typename T>
 void pack_weight(const NauInputs<T>& in, int64_t model, bool over_inputs, T* packed) {
@@ -25,7 +20,7 @@ void pack_weight(const NauInputs<T>& in, int64_t model, bool over_inputs, T* pac
   else pack<T>(weight, in.in, 1, in.out, in.in, packed);
   if (!in.clip) return;
   const int64_t size = over_inputs ? round_up(in.out, kColumns) * in.in : round_up(in.in, kColumns) * in.out;
-  for (int64_t n = 0; n < size; ++n) packed[n] = clipped(packed[n]);
+  for (int64_t n = 0; n < size; ++n) packed[n] = clip_weight(packed[n]);
 }
 
 // to [columns][registers] = packed times from [count][registers]; registers: a multiple of kRegisters.
@@ -141,7 +136,7 @@ void nau_forward(const NauForward<T>& f, const Parallel& parallel) {
   const NauInputs<T>& in = f.inputs;
   if (f.matrix != nullptr) {
     const int64_t size = in.models * in.out * in.in;
-    for (int64_t n = 0; n < size; ++n) f.matrix[n] = in.clip ? clipped(in.weight[n]) : in.weight[n];
+    for (int64_t n = 0; n < size; ++n) f.matrix[n] = in.clip ? clip_weight(in.weight[n]) : in.weight[n];
     return;
   }
   const int64_t blocks = ceil_div(in.rows, kBlockRows);

@@ -31,9 +31,14 @@ class Scratch {
   T* const data_;
 };
 
+// nan stays nan, as in torch.clamp.
 template <typename T>
-NPU_INLINE T clamp_gate(T g) {  // nan stays nan, as in torch.clamp
+NPU_INLINE T clamp_gate(T g) {
   return g < T(0) ? T(0) : (g > T(1) ? T(1) : g);
+}
+template <typename T>
+NPU_INLINE T clip_weight(T w) {
+  return w < T(-1) ? T(-1) : (w > T(1) ? T(1) : w);
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

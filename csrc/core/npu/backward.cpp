@@ -14,7 +14,7 @@
 // results do not depend on the number of threads (npu/backward_groups.h). Within a group there are three forms: a
 // register holds rows of one feature where there are few inputs (npu/backward_narrow.h), else inputs of one row
 // (npu/backward_wide.h; for few outs npu/backward_few_outs.h). Where the processor has products of bfloat16, large
-// layers of float32 take npu/tiled_backward.cpp instead (dispatch.cpp).
+// layers of float32 take npu/tiled_backward.cpp instead (npu/limits.h).
 #include "npu/backward_few_outs.h"
 #include "npu/backward_groups.h"
 #include "npu/backward_narrow.h"

@@ -7,6 +7,31 @@
 #include "simd/registers.h"
 
 namespace npu {
+
+// Tiles of bfloat16 (npu/tiled.h): float32 only, in place of all the forms below.
+
+// Large enough for tiles, whose work is padded to whole blocks of 32 rows, 32 inputs and 16 outs (RealNPU: 32): at most
+// `most_padding` times the work without.
+NPU_INLINE bool fills_tiles(const NpuInputs<float>& in, double most_padding) {
+  const auto padded = [](int64_t n, int64_t step) { return double((n + step - 1) / step * step); };
+  const int64_t outs = in.weight_im != nullptr ? 16 : 32;
+  return in.rows >= 64 && in.in >= 32 && in.out >= 16 &&
+         padded(in.rows, 32) * padded(in.in, 32) * padded(in.out, outs) <=
+             most_padding * double(in.rows) * double(in.in) * double(in.out);
+}
+
+// A vdpbf16ps does twice the work of a float32 multiply-add: one product of terms instead of a float32 product pays,
+// three or six do not.
+NPU_INLINE bool takes_avx512_bf16(const NpuInputs<float>& in) { return in.terms == 1 && fills_tiles(in, 1.3); }
+
+// A tile instruction does 16 times the work of a multiply-add's cycle. A float32 product takes six of them: small
+// layers gain nothing then, and what larger ones gain must not be lost in padding. Fewer terms always gain.
+NPU_INLINE bool takes_amx(const NpuInputs<float>& in) {
+  if (in.terms < 3) return fills_tiles(in, 2);
+  const int64_t weights = in.in * in.out, large = 100 * 100;
+  return weights >= (in.weight_im != nullptr ? 64 * 64 : large) && fills_tiles(in, weights >= large ? 1.5 : 1.3);
+}
+
 namespace NPU_ISA {
 
 // The forms that have something in registers or on the stack for each out or product have room for so many.

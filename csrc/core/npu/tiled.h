@@ -1,4 +1,4 @@
-// The NPU family by tile products (npu/tiles.h): float32 only, whatever the shape; dispatch.cpp knows where it pays.
+// The NPU family by tile products (npu/tiles.h): float32 only, whatever the shape; npu/limits.h knows where it pays.
 // Models with values that have no terms run on the ordinary AVX-512 kernels.
 #pragma once
 

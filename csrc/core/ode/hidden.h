@@ -59,7 +59,7 @@ class HiddenLanes {
           re[l] = in_.weight_re[o * d_count + d];
           if (in_.complex()) im[l] = in_.weight_im[o * d_count + d];
           const T raw = in_.weight[d * h + o];
-          a[l] = in_.clip && raw < T(-1) ? T(-1) : (in_.clip && raw > T(1) ? T(1) : raw);
+          a[l] = in_.clip ? clip_weight(raw) : raw;
         }
         Reg* w = weights_ + (r * d_count + d) * 3;
         w[0] = S::load(re);
@@ -125,7 +125,7 @@ class HiddenLanes {
   void pull(const Stage<T, const T*>& stage, const Reg* dk, Reg* dv) {
     const int64_t d_count = features(), count = registers();
     const bool complex = in_.complex();
-    const Reg eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
+    const Reg eps = S::set1(in_.eps), pi = S::set1(T(kPi));
     for (int64_t r = 0; r < count; ++r) {
       S::store(slope_ + r * W, dk[r]);
       S::store(log_ + r * W, stage.load(log_at() + r));
@@ -199,7 +199,7 @@ class HiddenLanes {
     for (int64_t r = 0; r < registers(); ++r) any |= S::any_less(v[r], S::zero());
     if (!any) return false;
     for (int64_t r = 0; r < registers(); ++r)
-      S::store(turn_ + r * W, S::select(v[r] < S::zero(), S::set1(T(kOdePi)) * gate_[r], S::zero()));
+      S::store(turn_ + r * W, S::select(v[r] < S::zero(), S::set1(T(kPi)) * gate_[r], S::zero()));
     return true;
   }
 

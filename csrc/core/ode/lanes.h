@@ -80,9 +80,7 @@ class Lanes {
         w[d] = gather(in_.weight_re, h * d_count, o * d_count + d);
         w[d_count + d] = in_.complex() ? gather(in_.weight_im, h * d_count, o * d_count + d) : S::zero();
         const Reg a = gather(in_.weight, h * d_count, d * h + o);
-        Reg bounded = S::select(a < S::set1(T(-1)), S::set1(T(-1)), a);
-        bounded = S::select(a > S::set1(T(1)), S::set1(T(1)), bounded);
-        w[2 * d_count + d] = in_.clip ? bounded : a;
+        w[2 * d_count + d] = in_.clip ? S::bounded(a, S::set1(T(-1)), S::set1(T(1))) : a;
       }
     }
     for (int64_t d = 0; d < d_count; ++d) {
@@ -97,7 +95,7 @@ class Lanes {
   void slope(const Reg* v, Reg* k, const Stage<T, T*>& stage) {
     const int64_t d_count = features(), h = in_.hidden;
     const bool complex = in_.complex();
-    const Reg eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
+    const Reg eps = S::set1(in_.eps), pi = S::set1(T(kPi));
     Features<Reg, D> log(scratch_), turn(scratch_ + d_count), sum(scratch_ + 2 * d_count);
     bool turned = false;
     for (int64_t d = 0; d < d_count; ++d) {
@@ -143,7 +141,7 @@ class Lanes {
   void pull(const Stage<T, const T*>& stage, const Reg* dk, Reg* dv) {
     const int64_t d_count = features(), h = in_.hidden;
     const bool complex = in_.complex();
-    const Reg eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
+    const Reg eps = S::set1(in_.eps), pi = S::set1(T(kPi));
     Features<Reg, D> log(scratch_), turn(scratch_ + d_count), sum(scratch_ + 2 * d_count),
         phase(scratch_ + 3 * d_count);
     bool turned = false;

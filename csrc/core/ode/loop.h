@@ -7,8 +7,6 @@
 namespace npu {
 namespace NPU_ISA {
 
-constexpr double kOdePi = 3.14159265358979323846;
-
 // What a stage leaves for the backward pass, v, L, y, s, by registers.
 template <typename T, typename Pointer>
 struct Stage {
