@@ -126,7 +126,8 @@ struct Registered {
     std::array<Optional, kKept> kept;
     std::array<void*, L::kept.size() + 1> into{};
     for (size_t i = 0; i < kKept; ++i) {
-      kept[i] = empty(x, saved, L::kept[i].kind == npu::Kept::kFlags);
+      const bool flags = L::kept[i].kind == npu::Kept::kFlags;
+      kept[i] = empty(x, saved, flags ? std::optional(aoti_torch_dtype_int32()) : std::nullopt);
       if (save) into[i] = kept[i]->mutable_data_ptr();
     }
     by_dtype(op, x, [&](auto zero) {

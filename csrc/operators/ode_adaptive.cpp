@@ -1,33 +1,29 @@
 // The operators of the time loop's adaptive steps: checks, allocation, registration. How many steps there are is known
 // only afterwards, so that what the forward keeps is collected in memory that grows.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <limits>
-#include <numeric>
 #include <optional>
 #include <tuple>
 #include <type_traits>
 #include <vector>
 
-#include "checks.h"
 #include "layers.h"
-#include "out_of_memory.h"
+#include "operands.h"
 #include "platform/threads.h"
 
 namespace {
 
 using npu::check;
+using npu::data;
+using npu::empty;
+using npu::Optional;
+using npu::ScalarType;
 using npu::shape_of;
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using Optional = std::optional<Tensor>;
+using npu::Tensor;
 
 // An operand as the core reads it.
 template <typename V>
@@ -37,19 +33,6 @@ const V* read(const char* name, const Tensor& t, ScalarType dtype, int64_t count
         shape_of(t));
   npu::check_storage("ode_adaptive", name, t, sizeof(V));
   return static_cast<const V*>(t.const_data_ptr());
-}
-
-Tensor empty(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
-  try {
-    return torch::stable::new_empty(like, shape, dtype);
-  } catch (const std::exception&) {  // it can only fail for lack of memory
-    npu::out_of_memory(size_t(std::accumulate(shape.begin(), shape.end(), int64_t(1), std::multiplies<>())),
-                       "elements");
-  }
-}
-template <typename V>
-V* write(const Tensor& t) {
-  return static_cast<V*>(t.mutable_data_ptr());
 }
 
 template <typename T>
@@ -72,8 +55,6 @@ struct Operands {
     check(count > 1, "ode_adaptive: t must have two times or more, got shape ", shape_of(t));
     check(pair.size() == size_t(npu::OdePair::kNumbers), "ode_adaptive: pair must have ", npu::OdePair::kNumbers,
           " numbers, got ", pair.size());
-    check(eps >= std::numeric_limits<T>::min() && eps <= std::numeric_limits<T>::max(),
-          "ode_adaptive: eps must be finite and at least the least normal number, got ", eps);
     inputs.models = weight_re.size(0);
     inputs.starts = u0.size(1);
     inputs.features = weight_re.size(2);
@@ -89,7 +70,7 @@ struct Operands {
     if (gate) inputs.gate = read<T>("gate", *gate, kType<T>, inputs.models * inputs.features);
     inputs.weight = read<T>("weight", weight, kType<T>, matrix);
     inputs.clip = clip;
-    inputs.eps = T(eps);
+    inputs.eps = npu::checked_eps<T>("ode_adaptive", eps);
   }
 };
 
@@ -120,27 +101,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(const Tensor&
                                                                    double atol, int64_t max_steps, int64_t max_at_bound,
                                                                    int64_t every) {
   const int64_t models = n.inputs.models, starts = n.inputs.starts, features = n.inputs.features;
-  Tensor path = empty(u0, {models, starts, n.count, features}, kType<T>);
-  Tensor last = empty(u0, {models, starts, features}, kType<T>);
-  Tensor counts = empty(u0, {models, starts, kCounts}, ScalarType::Long);
-  Tensor clock = empty(u0, {models, starts, 3}, ScalarType::Double);
+  Tensor path = empty(u0, {models, starts, n.count, features});
+  Tensor last = empty(u0, {models, starts, features});
+  Tensor counts = empty(u0, {models, starts, kCounts}, aoti_torch_dtype_int64());
+  Tensor clock = empty(u0, {models, starts, 3}, aoti_torch_dtype_float64());
   AllKept<T> kept(every > 0 ? n.rows : 0);
   npu::kernels<T>().ode_adaptive_forward(
       {n.inputs, n.pair, read<T>("u0", u0, kType<T>, n.rows * features), n.t, n.count, rtol, atol, max_steps,
-       max_at_bound, every, write<T>(path), write<T>(last), write<int64_t>(counts), write<double>(clock),
+       max_at_bound, every, data<T>(path), data<T>(last), data<int64_t>(counts), data<double>(clock),
        every > 0 ? kept.data() : nullptr},
       threads(n.rows, kSteps, features, n.inputs.hidden));
 
-  const int64_t* found = write<int64_t>(counts);
+  const int64_t* found = data<int64_t>(counts);
   int64_t steps = 0, states = 0;
   for (int64_t row = 0; every > 0 && row < n.rows; ++row) {
     steps += found[kCounts * row];
     states += found[kCounts * row] / every + 1;
   }
   const int64_t width = n.pair.kept() * features;
-  Tensor times = empty(u0, {steps}, ScalarType::Double), nodes = empty(u0, {states, width}, kType<T>);
-  double* time = write<double>(times);
-  T* node = write<T>(nodes);
+  Tensor times = empty(u0, {steps}, aoti_torch_dtype_float64()), nodes = empty(u0, {states, width});
+  double* time = data<double>(times);
+  T* node = data<T>(nodes);
   for (int64_t row = 0; every > 0 && row < n.rows; ++row) {
     const int64_t count = found[kCounts * row], size = (count / every + 1) * width;
     if (count > 0) std::memcpy(time, kept[size_t(row)].times, size_t(count) * sizeof(double));
@@ -188,11 +169,11 @@ std::vector<Tensor> backward(const Tensor& path, const Tensor& grad_path, const 
     const bool wanted = like[i] && needs >> i & 1;
     std::vector<int64_t> shape{0};
     if (wanted) shape.assign(like[i]->sizes().begin(), like[i]->sizes().end());
-    grads.push_back(empty(grad_path, shape, kType<T>));
+    grads.push_back(empty(grad_path, shape));
   }
   const bool of_t = needs >> 5 & 1;
-  grads.push_back(empty(grad_path, {of_t ? n.rows : 0, n.count}, ScalarType::Double));
-  const auto into = [&](size_t i) { return like[i] && needs >> i & 1 ? write<T>(grads[i]) : nullptr; };
+  grads.push_back(empty(grad_path, {of_t ? n.rows : 0, n.count}, aoti_torch_dtype_float64()));
+  const auto into = [&](size_t i) { return like[i] && needs >> i & 1 ? data<T>(grads[i]) : nullptr; };
   const npu::OdeBackward<T> gradients{n.inputs, nullptr, nullptr, nullptr, nullptr, straight_through,
                                       into(0),  into(1), into(2), into(3), into(4)};
   npu::kernels<T>().ode_adaptive_backward(
@@ -200,7 +181,7 @@ std::vector<Tensor> backward(const Tensor& path, const Tensor& grad_path, const 
        read<T>("grad_path", grad_path, kType<T>, size), n.t, n.count, every,
        read<double>("times", times, ScalarType::Double, steps_at.back()),
        read<T>("states", states, kType<T>, states_at.back() * n.pair.kept() * features), steps_at.data(),
-       states_at.data(), of_t ? write<double>(grads[5]) : nullptr},
+       states_at.data(), of_t ? data<double>(grads[5]) : nullptr},
       threads(1, 2 * steps_at.back(), features, n.inputs.hidden));
   return grads;
 }

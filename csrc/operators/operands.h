@@ -1,4 +1,4 @@
-// The operands and results of an operator: what layers.cpp, ode.cpp and second.cpp share.
+// The operands and results of an operator: what the operators of layers and of time loops share.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -98,11 +98,11 @@ class Operand {
   const T* data_;
 };
 
-// An uninitialised contiguous tensor, from the allocator's own entry: new_empty looks its operator up by name at
-// every call, which costs more than a small layer's arithmetic.
-inline Tensor empty(const Tensor& like, const std::vector<int64_t>& shape, bool integers = false) {
-  int32_t dtype = aoti_torch_dtype_int32();
-  if (!integers) TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+// An uninitialised contiguous tensor, of like's dtype unless another one is wanted. From the allocator's own entry:
+// new_empty looks its operator up by name at every call, which costs more than a small layer's arithmetic.
+inline Tensor empty(const Tensor& like, const std::vector<int64_t>& shape, std::optional<int32_t> other = {}) {
+  int32_t dtype = other.value_or(0);
+  if (!other) TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
   int64_t strides[4] = {}, step = 1;
   for (size_t d = shape.size(); d-- > 0; step *= shape[d] > 1 ? shape[d] : 1) strides[d] = step;
   AtenTensorHandle handle;
