@@ -138,8 +138,8 @@ __attribute__((visibility("default"))) const Kernels<T>& kernels();
 // Throws a std::bad_alloc that says so; 0: how much was asked for is not known.
 [[noreturn]] __attribute__((visibility("default"))) void out_of_memory(size_t count = 0, const char* unit = "bytes");
 
-// The bfloat16 terms of float32 products that the user allows (NpuInputs::terms): 3, full float32, until a function that
-// reads the setting is set. Torch's stable interface has none, so csrc/fast_path brings it.
+// The bfloat16 terms of float32 products that the user allows (NpuInputs::terms): 3, full float32, until a function
+// that reads the setting is set. Torch's stable interface has none, so csrc/fast_path brings it.
 __attribute__((visibility("default"))) int float_terms();
 __attribute__((visibility("default"))) void read_float_terms_by(int (*read)());
 

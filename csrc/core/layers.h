@@ -1,13 +1,13 @@
 // All layers with CPU kernels, and the table of the kernels.
 #pragma once
 
-#include "ode/adaptive_api.h"
 #include "layers/inalu.h"
 #include "layers/nac.h"
 #include "layers/nalu.h"
 #include "layers/nau.h"
 #include "layers/nmu.h"
 #include "layers/npu.h"
+#include "ode/adaptive_api.h"
 
 // Families, from whose records the operators are made, by their kernels' names: X(nmu, Nmu) has nmu_forward,
 // nmu_backward, NmuForward, NmuBackward and the list of records NmuFamily.

@@ -1,5 +1,5 @@
-// OpenMP's threads for the core, in a C++ program without torch. Beside torch it is platform/threads.h: torch brings an OpenMP
-// runtime of its own, and two of them in one process wait for each other's threads.
+// OpenMP's threads for the core, in a C++ program without torch. Beside torch it is platform/threads.h: torch brings an
+// OpenMP runtime of its own, and two of them in one process wait for each other's threads.
 #pragma once
 
 #include <omp.h>

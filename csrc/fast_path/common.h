@@ -18,9 +18,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "platform/huge_pages.h"
 #include "layers.h"
 #include "operators/out_of_memory.h"
+#include "platform/huge_pages.h"
 #include "platform/threads.h"
 
 // Its header includes every operator of torch, which would double the compile time.

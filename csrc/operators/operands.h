@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "checks.h"
-#include "platform/huge_pages.h"
 #include "layers/record.h"
 #include "out_of_memory.h"
+#include "platform/huge_pages.h"
 
 namespace npu {
 

@@ -466,7 +466,7 @@ int main(int count, char** names) {
         check_all({1, size[0], size[1], size[2], shared, complex, gated, negative}, bits, size[3]);
   }
   // Around the limits between the forms of the NPU's kernels, for registers of 2 to 16 values.
-  for (const int64_t in : {1, 3, 4, 7, 8, 9, 12, 15, 16, 17, 33, 256}) {
+  for (const int64_t in : {2, 3, 4, 7, 8, 9, 12, 15, 16, 17, 33, 256}) {
     for (const int64_t out : {1, 2, 3, 5, 6}) {
       for (const int64_t rows : {1, 8, 9, 13, 24, 25, 33}) {
         if (rows * in * out > limit) continue;

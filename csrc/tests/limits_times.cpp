@@ -4,13 +4,12 @@
 //   ninja -C build limits_times && build/limits_times [instruction sets] > times.txt
 //
 // A line for each size has the nanoseconds of the kernel, and of each form that can take the layer. The program fails
-// where a form is 15 % faster than the kernel, or where a layer with one row, input or out more is.
+// where a form is 30 % faster than the kernel, or where a layer with one row, input or out more is faster by 15 %.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <functional>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "npu_cases.h"
@@ -18,6 +17,7 @@
 namespace {
 
 constexpr double kMost = 1.15;
+constexpr double kMostOfForms = 1.3;  // a limit that is right for one processor is a little off for another
 constexpr const char* kForward[] = {"kernel", "tiny", "few outs", "few rows", "panels"};
 constexpr const char* kBackward[] = {"kernel", "few outs", "wide", "narrow"};
 using Times = std::vector<double>;  // of the kernel, then of the forms; infinite where one cannot take the layer
@@ -94,7 +94,7 @@ void walk(const std::vector<Shape>& sizes) {
       Layer<T>& layer = *layers[n];
       Layer<T>* const before = n > 0 && step(sizes[n - 1], sizes[n]) == 1 ? layers[n - 1].get() : nullptr;
       const auto best = [&] { return std::min_element(layer.times[pass].begin(), layer.times[pass].end()); };
-      const auto is_slow = [&] { return layer.times[pass][0] > kMost * *best(); };
+      const auto is_slow = [&] { return layer.times[pass][0] > kMostOfForms * *best(); };
       const auto falls = [&] { return before != nullptr && before->times[pass][0] > kMost * layer.times[pass][0]; };
       for (int more = 0; more < 5 && is_slow(); ++more) layer.again(pass);
       for (int more = 0; more < 5 && falls(); ++more) before->again(pass);
@@ -126,28 +126,14 @@ int main(int count, char** words) {
       const auto add = [&](int64_t rows, int64_t in, int64_t out) {
         sizes.push_back({1, rows, in, out, false, complex, true, true});
       };
-      for (const auto& [in, out] : std::vector<std::pair<int64_t, int64_t>>{{1, 1},
-                                                                            {2, 1},
-                                                                            {2, 6},
-                                                                            {4, 2},
-                                                                            {4, 4},
-                                                                            {6, 2},
-                                                                            {6, 6},
-                                                                            {8, 8},
-                                                                            {12, 12},
-                                                                            {16, 1},
-                                                                            {16, 4},
-                                                                            {32, 2},
-                                                                            {32, 16},
-                                                                            {64, 64},
-                                                                            {128, 2},
-                                                                            {128, 128},
-                                                                            {300, 16},
-                                                                            {400, 200}})
+      const int64_t layers[][2] = {{1, 1},   {2, 1},   {2, 6},     {4, 2},    {4, 4},    {6, 2},  {6, 6},
+                                   {8, 8},   {12, 12}, {16, 1},    {16, 4},   {16, 16},  {32, 2}, {32, 16},
+                                   {64, 64}, {128, 2}, {128, 128}, {300, 16}, {400, 200}};
+      for (const auto& [in, out] : layers)
         for (int64_t rows = 1; rows <= 100;
              rows += rows < 35 || rows % 48 == 0 ? 1 : (rows % 8 == 0 ? 8 : 8 - rows % 8))
           add(rows, in, out);
-      for (const int64_t rows : {10, 100}) {
+      for (const int64_t rows : {10, 100, 1000}) {
         for (const int64_t out : {1, 2, 6})
           for (int64_t in = 1; in <= 36; ++in) add(rows, in, out);
         for (const int64_t in : {4, 16, 33})

@@ -1,9 +1,9 @@
 """The plan of a training: what one C++ call gets, to make many steps.
 
-The records of a plan have the names of their fields in C++ too (csrc/operators/train.cpp). A plan is
-two lists, of integers and of numbers. A record adds its integers to the one and its numbers to the
-other, in the order of its fields. C++ reads them in the order of its fields: `check` compares the
-names.
+The records of a plan have the names of their fields in C++ too (csrc/operators/train.cpp). A plan
+is two lists, of integers and of numbers. A record adds its integers to the one and its numbers to
+the other, in the order of its fields. C++ reads them in the order of its fields: `check` compares
+the names.
 """
 
 from __future__ import annotations

@@ -120,8 +120,10 @@ SIBLINGS = [
         "nmru-gradient-of-the-signs": ("S::set1(T(-kPi)) * (suffix[n]", "S::set1(T(kPi)) * (suffix[n]"),
         "nmru-clipped-weight-in-the-signs": ("if (Separate) *packed++ = given;", "if (Separate) *packed++ = w;"),
     }),
+    *mutants(CORE + "panel.h", KERNELS, {
+        "nau-lower-clip": ("return w < T(-1) ? T(-1) :", "return w < T(0) ? T(0) :"),
+    }),
     *mutants(CORE + "nau.cpp", KERNELS, {
-        "nau-lower-clip": ("return weight < T(-1) ? T(-1) :", "return weight < T(0) ? T(0) :"),
         "nau-clip-mask-below": (
             "if (!(in.weight[n] >= T(-1) && in.weight[n] <= T(1)))",
             "if (!(in.weight[n] <= T(1)))",
@@ -277,8 +279,6 @@ ADAPTIVE = [
         "adaptive-size-of-an-operand": ("t.is_contiguous() && t.numel() == count,", "t.is_contiguous(),"),
         "adaptive-dimensions-of-u0": (" && u0.dim() == 3 && ", " && u0.dim() > 1 && "),
         "adaptive-one-time": ("check(count > 1,", "check(count > 0,"),
-        "adaptive-eps-too-small": ("eps >= std::numeric_limits<T>::min() &&", "eps > 0 &&"),
-        "adaptive-infinite-eps": (" && eps <= std::numeric_limits<T>::max(),", ","),
         "adaptive-dimensions-of-a-weight": ("check(weight_re.dim() == 3 && ", "check("),
     }),
     *mutants(ODE + "step_control.h", "tests/ode/test_ode_adaptive_steps.py", {
@@ -314,6 +314,10 @@ EXTENSION = [
     }),
     *mutants(FAST_PATH + "layer.h", "tests/backends/test_fast_path.py -k large_products", {
         "matrix-gradients-by-the-kernels": ("known = !takes(saved[0], n);", "known = false;"),
+    }),
+    *mutants("csrc/operators/operands.h", "tests/ode/test_ode_adaptive_kernel.py -k 'operands or needed'", {
+        "operators-eps-too-small": ("eps >= std::numeric_limits<T>::min() &&", "eps > 0 &&"),
+        "operators-infinite-eps": (" && eps <= std::numeric_limits<T>::max(),", ","),
     }),
     *mutants("csrc/operators/operands.h", "tests/operators/test_errors.py -k raw", {
         "ops-dtype-not-checked": ("check(t.scalar_type() == dtype, op,", "check(t.scalar_type() == dtype || op, op,"),

@@ -401,7 +401,8 @@ def test_fast_math_in_the_environment_changes_nothing(
         capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
     commands = [line for line in lines if FAST_MATH in line]
-    for product in ("core/nau.cpp.o ", "operators/layers.cpp.o ", "module.cpp.o ", "cpu.so ", "fast_path.so "):
+    objects_of = ("core/nau", "operators/layers", "fast_path/module")
+    for product in (*(f"{name}.cpp.o " for name in objects_of), "cpu.so ", "fast_path.so "):
         assert [line for line in commands if f"{product}" in line.partition(" -o ")[2]], product
     assert all(line.rindex(FAST_MATH) < line.find(" -fno-fast-math ") for line in commands)
 

@@ -77,7 +77,9 @@ def library(folder: Path) -> Path:
     source.write_text(USES_NEW_SYMBOLS)
     (wrapped,) = re.findall(r"-Wl,--wrap=[^)\s]+", (ROOT / "CMakeLists.txt").read_text())
     command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", wrapped, "-o", built, source]
-    subprocess.run([str(word) for word in (*command, ROOT / "csrc" / "platform" / "old_glibc.cpp")], check=True)
+    subprocess.run(
+        [str(word) for word in (*command, ROOT / "csrc" / "platform" / "old_glibc.cpp")], check=True
+    )
     return built
 
 

@@ -1,6 +1,5 @@
-// One record for each layer: the C++ description of its operators. The registered operators (operators/layers.cpp) and the
-// fast path from Python (fast_path/layer.h) are made from it. ops.py has the schemas, with the same
-// names.
+// One record for each layer: the C++ description of its operators. The registered operators (operators/layers.cpp) and
+// the fast path from Python (fast_path/layer.h) are made from it. ops.py has the schemas, with the same names.
 #pragma once
 
 #include <array>

@@ -37,19 +37,23 @@ namespace NPU_ISA {
 // The forms that have something in registers or on the stack for each out or product have room for so many.
 constexpr int64_t kTinyProducts = 12;  // inputs times outs of a tiny layer, or of its step (npu/step.h)
 #if defined(__AVX512F__)
+constexpr bool kMasked = true;  // a load of some lanes costs as much as one of all; elsewhere these are copied
 constexpr int kForwardFewOuts = 2, kBackwardFewOuts = 4;
 #else
+constexpr bool kMasked = false;
 constexpr int kForwardFewOuts = 0, kBackwardFewOuts = 2;  // 0: the form gains nothing
 #endif
 
+// Measured on a Zen 5 with AVX-512 and with AVX2, and on a Xeon.
 template <typename T>
 struct Limits {
   static constexpr int64_t W = NPU_VECTOR_BYTES / sizeof(T);
+  static constexpr bool single = sizeof(T) == sizeof(float);
 
   static NPU_INLINE NpuForwardForm forward(const NpuInputs<T>& in) {
-    if (is_tiny(in) && in.in * in.out <= (W < 16 ? 8 : kTinyProducts)) return NpuForwardForm::kTiny;
-    if (in.out > 0 && in.out <= kForwardFewOuts && in.in >= in.out * W) return NpuForwardForm::kFewOuts;
-    if (in.in >= W && in.rows <= few_rows(in.in)) return NpuForwardForm::kFewRows;
+    if (in.in < W && in.out < W && (in.in * in.out <= 2 || (single && is_tiny(in)))) return NpuForwardForm::kTiny;
+    if (in.out > 0 && in.out <= kForwardFewOuts && in.in >= in.out * least_in(in.rows)) return NpuForwardForm::kFewOuts;
+    if (in.rows <= few_rows(in.in, in.weight_im != nullptr)) return NpuForwardForm::kFewRows;
     return NpuForwardForm::kPanels;
   }
 
@@ -59,14 +63,34 @@ struct Limits {
   }
 
   static NPU_INLINE NpuBackwardForm backward(const NpuInputs<T>& in) {
-    if (in.in >= W && in.out > 0 && in.out <= kBackwardFewOuts) return NpuBackwardForm::kFewOuts;
-    if (in.in >= W || (2 * in.in >= W && in.rows <= W)) return NpuBackwardForm::kWide;
+    if (in.in == 0) return NpuBackwardForm::kNarrow;
+    const bool few_outs = in.out > 0 && in.out <= kBackwardFewOuts;
+    if (kMasked) {
+      if (few_outs && (8 * in.in >= 3 * W || in.rows <= 12 * in.in + 16)) return NpuBackwardForm::kFewOuts;
+      if (in.in >= W || 5 * in.rows <= 3 * in.in * in.in + 30) return NpuBackwardForm::kWide;
+      return NpuBackwardForm::kNarrow;
+    }
+    // The narrow form transposes one register of inputs and of outs without a condition.
+    const bool square = in.in == W && in.out >= W && in.rows > 3 * W;
+    if ((fills_registers(in.in) && !square) || in.rows <= in.in)
+      return few_outs ? NpuBackwardForm::kFewOuts : NpuBackwardForm::kWide;
     return NpuBackwardForm::kNarrow;
   }
 
  private:
-  // Panels have no empty lane from W rows on, and packing all weights for them pays the sooner the fewer there are.
-  static constexpr int64_t few_rows(int64_t in) { return W < 8 || in >= 256 ? 24 : (W < 16 ? 12 : 8); }
+  // Without masks a register of inputs that is not whole costs several whole ones.
+  static NPU_INLINE bool fills_registers(int64_t in) { return in % W == 0 || in >= 12 * W; }
+
+  // The inputs for each of one or two outs: many rows, and panels are the better ones in registers that are not whole.
+  static NPU_INLINE int64_t least_in(int64_t rows) { return rows <= W ? W / 2 : (rows <= 2 * W ? W : 2 * W); }
+
+  // Rows up to which reading the weights as they lie costs less than packing them for panels. Whole tiles of four rows.
+  static NPU_INLINE int64_t few_rows(int64_t in, bool complex) {
+    if (in < W) return kMasked && 4 * in >= W ? 4 : 0;
+    if (!kMasked) return fills_registers(in) ? (W >= 8 ? 12 : (in == W ? 8 : 24)) : (single ? 4 : 0);
+    if (single) return 4 * ((in < 64 ? 1 : (in < 256 ? 2 : 3)) + complex);
+    return in < 256 ? 12 : 8;
+  }
 };
 
 }  // namespace NPU_ISA
