@@ -172,8 +172,9 @@ class BatchFitResult:
             the last stage of Adam (`Recipe.rungs`) in which it took part.
         n_stages: number of these stages in which each initialisation took part ``[problems,
             initialisations]``.
-        n_steps: gradient evaluations ``[problems]`` of one model on `batch_size` rows.
-        n_rows: rows ``[problems]`` in these evaluations.
+        n_steps: number of gradient evaluations ``[problems]``, all initialisations together; one is
+            of one model on `Recipe.batch_size` rows.
+        n_rows: number of rows ``[problems]`` in them, repeats counted.
         chosen: the selected candidate of each problem.
         candidates: all candidates of each problem.
         history: a dict at the end of each stage: its number, the models that remain, the smallest
@@ -207,12 +208,13 @@ class FitResult:
             stage of Adam (`Recipe.rungs`) in which it took part.
         n_stages: number of these stages in which each initialisation took part
             ``[initialisations]``.
-        n_steps: gradient evaluations of one model on `batch_size` rows.
-        n_rows: rows in these evaluations.
+        n_steps: number of gradient evaluations, all initialisations together; one is of one model
+            on `Recipe.batch_size` rows.
+        n_rows: number of rows in them, repeats counted.
         chosen: the selected `Candidate`.
         candidates: all candidates: models before and after rounding.
-        history: a dict at the end of each stage: its number, the models that remain, the smallest
-            and the largest error over the problems, and so on.
+        history: a dict at the end of each stage: its number, the models that remain, their smallest
+            error, and so on.
         seconds: computing time, cross-validation included.
         complete: False if the fit was interrupted.
         n_folds: number of cross-validation parts from which `loss` was computed; 0: from held-out

@@ -158,8 +158,8 @@ def rollout(
         rtol, atol: tolerances of an adaptive method for the estimated error of each step: the root
             mean square over the features of ``error / (atol + rtol |u|)`` is at most 1. atol must
             be small compared with the states. None: 1e-9; if the layer's eps is smaller than the
-            machine epsilon, as in the model of an `ode.fit` in small units, 1e-9 times eps over the
-            machine epsilon.
+            machine epsilon, as in the model of an `ode.fit` of small states, 1e-9 times eps over
+            the machine epsilon.
         max_steps: maximum number of steps that an adaptive method tries per trajectory.
         memory: what is saved for backward in addition to the result, "full" or "checkpointed".
             Fixed steps: "full" saves the outputs of the layers at every stage; "checkpointed" saves

@@ -186,7 +186,7 @@ class SeriesFitResult:
         data: the series, with the outliers removed.
         left_out: mask of the outliers ``[S, M, D]``: values far from the curve of the equations
             that were fitted to the other values.
-        law: the equations as a vector, for states and times divided by their scales.
+        law: internal: the equations, for states and times divided by their scales.
         free: the same form, fitted with free exponents in place of fractions.
         visited: equations of other forms, for `alternatives`.
         max_denominator: maximum denominator of exponents, 0 without fractions.
