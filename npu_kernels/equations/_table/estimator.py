@@ -586,15 +586,15 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
                 the variance is ``noise**2 / sample_weight``. So [1, 2] and [1.0, 2.0] give
                 different standard errors. A row with weight 0 is ignored.
             checkpoint: a file. If it exists, the fit continues from it; on the same processor the
-                result is bitwise identical to that of an uninterrupted fit. Without a random_state
-                it has the seed of the earlier fit. Several outputs are then searched one after
-                another. The file is written in the first seconds, every half a minute, at the end,
-                and before SIGTERM ends the process. It is valid for the same versions of
-                npu_kernels, torch and numpy.
+                result is bitwise identical to that of an uninterrupted fit. If random_state is
+                None, the resumed fit uses the seed of the earlier one. With a checkpoint, several
+                outputs are searched one after another. The file is written in the first seconds,
+                every half a minute, at the end, and before SIGTERM ends the process. It is valid
+                for the same versions of npu_kernels, torch and numpy.
             groups: a label for each row ``[N]``, or the name of a column of X with the labels. Each
-                group has its own coefficients, and all groups share the exponents. No ratios are
-                tried, and each group needs more distinct rows than `max_terms`. `predict` then
-                needs the labels too, unless they are in that column.
+                group has its own coefficients, and all groups share the exponents. Ratios of sums
+                are not tried, and each group needs more distinct rows than `max_terms`. `predict`
+                then needs the labels too, unless they are in that column.
 
         Ctrl-C ends the search with the best equation so far (`equations_.complete` is False), and
         remaining outputs get the result of a short search. It raises KeyboardInterrupt before there
