@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import sys
 import time
 
@@ -21,6 +22,7 @@ from benchmarks.throughput.cases import (
     training_cases,
 )
 from tests.conftest import needs_library
+from tests.support.building import run_forked
 from tests.support.throughput import MODELS, TINY
 
 WITHOUT_TOOLS = [name for name in rivals.RIVALS if name not in (*rivals.COMPILED, rivals.JAX)]
@@ -54,6 +56,17 @@ def test_a_call_that_fails_later_is_named():
     runs = {name: functools.partial(start, name) for name in "ab"}
     with pytest.raises(RuntimeError, match=r"^b: an illegal memory access"):
         timing.interleaved(runs, 0.01, finish=finish)
+
+
+def test_processor_time_leaves_out_what_others_take():
+    def busy() -> None:
+        end = time.process_time() + 0.002
+        while time.process_time() < end:
+            pass
+
+    runs = {"busy": busy, "waiting": lambda: time.sleep(0.01)}
+    times = timing.interleaved(runs, 0.1, clock=time.process_time)
+    assert timing.ratios(times["busy"], times["waiting"]).median > 2
 
 
 # ---- cases ---------------------------------------------------------------------------------------
@@ -130,6 +143,16 @@ def compile_to_graphs(module: torch.nn.Module, **options: object) -> None:
     module.forward = torch.compile(  # type: ignore[method-assign]
         module.forward, backend="aot_eager", fullgraph=True
     )
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity"), reason="the system cannot bind a process to cores"
+)
+def test_cores_are_those_of_the_process():
+    first = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{first}])"
+    code += "; from benchmarks.throughput.environment import cores"
+    assert run_forked(f"{code}; print(cores())").stdout.strip() == "1"
 
 
 def test_the_formula_for_jax_by_numpy():
