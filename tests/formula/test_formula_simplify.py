@@ -308,9 +308,7 @@ def test_table_and_details():
         "rejected",
         "error",
         "cost",
-        "most",
-        "for",
-        "one",
+        "largest",
     ]
     assert lines[1].split() == ["given", "17", f"{result.error:.3e}"]
     for line, step in zip(lines[2:], result.steps, strict=True):
