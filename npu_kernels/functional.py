@@ -219,8 +219,9 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight, mask: ``[O, I]`` or ``[K, O, I]``.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``, computed by torch's matmul, or by kernels for small
-    layers on the CPU. The weights and their gradients have kernels at every size there.
+    Returns ``[..., O]`` or ``[K, ..., O]``. On the CPU kernels compute small layers whole. Otherwise
+    torch's matmul computes the product with x, and on the CPU a kernel ``tanh(weight) *
+    sigmoid(mask)`` and its gradients.
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power
     Units".

@@ -172,9 +172,9 @@ class BatchFitResult:
             the last stage of Adam (`Recipe.rungs`) in which it took part.
         n_stages: number of these stages in which each initialisation took part ``[problems,
             initialisations]``.
-        n_steps: number of gradient evaluations ``[problems]``, all initialisations together; one is
-            of one model on `Recipe.batch_size` rows.
-        n_rows: number of rows ``[problems]`` in them, repeats counted.
+        n_steps: number of gradient evaluations ``[problems]``, summed over the initialisations. The
+            gradient of one model on `Recipe.batch_size` rows counts as 1.
+        n_rows: number of rows ``[problems]`` in all gradient evaluations, repeats counted.
         chosen: the selected candidate of each problem.
         candidates: all candidates of each problem.
         history: a dict at the end of each stage: its number, the models that remain, the smallest
@@ -208,9 +208,9 @@ class FitResult:
             stage of Adam (`Recipe.rungs`) in which it took part.
         n_stages: number of these stages in which each initialisation took part
             ``[initialisations]``.
-        n_steps: number of gradient evaluations, all initialisations together; one is of one model
-            on `Recipe.batch_size` rows.
-        n_rows: number of rows in them, repeats counted.
+        n_steps: number of gradient evaluations, summed over the initialisations. The gradient of
+            one model on `Recipe.batch_size` rows counts as 1.
+        n_rows: number of rows in all gradient evaluations, repeats counted.
         chosen: the selected `Candidate`.
         candidates: all candidates: models before and after rounding.
         history: a dict at the end of each stage: its number, the models that remain, their smallest

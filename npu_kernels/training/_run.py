@@ -110,9 +110,9 @@ class TrainingResult:
         model: the model of the call, trained in place.
         optimizer: the optimizer with torch's state; a later run continues with it.
         n_steps: number of steps that were run.
-        losses: mean squared error of the rows of step 0, `record_every`, 2 `record_every`, ...,
-            before that step and without penalties: ``[records]``, or ``[records, K]`` with models,
-            in the model's dtype.
+        losses: mean squared error without penalties at every `record_every`-th step from the first
+            one on: of the rows of that step, before its update. ``[records]``, or ``[records, K]``
+            with models, in the model's dtype.
         record_every: steps between two recorded losses.
         fused: whether the steps ran in C++, many in a call.
         captured: whether the steps ran as a CUDA graph, except the first ones.
@@ -235,7 +235,7 @@ def run(
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
 
     Returns:
-        A `TrainingResult`. Ctrl-C ends the run after the current call, saves it if there is a
+        A `TrainingResult`. Ctrl-C ends the run after the steps that are under way, saves it if there is a
         checkpoint, and returns the steps so far with `complete` False; a second Ctrl-C raises
         KeyboardInterrupt. Afterwards gradients (``.grad``) are either None or the gradients of the
         last step.

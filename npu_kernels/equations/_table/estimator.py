@@ -510,8 +510,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     `feature_names_in_`. With several outputs each attribute except the last two is a list with one
     entry per output.
 
-    It does not find functions of several inputs, such as the sine of a product, products of sums,
-    and fractional powers of inputs that are negative in some rows: these have integer exponents.
+    It does not find functions of several inputs (such as the sine of a product) or products of
+    sums. Inputs that are negative in some rows have integer exponents only.
 
         >>> import numpy as np
         >>> from npu_kernels import NPURegressor
