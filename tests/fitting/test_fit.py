@@ -177,7 +177,7 @@ def test_few_held_out_rows() -> None:
     assert result.n_folds == 5
     assert result.loss < 1e-10
     with pytest.warns(
-        UserWarning, match="fit: the loss is that of 1 held-out row, which the model was chosen by"
+        UserWarning, match="fit: the loss is of 1 held-out row, which the model was chosen by"
     ):
         fit(RealNPU(2, 1, num_models=2), x[:3], x[:3, :1], recipe=replace(SHORT))
 
