@@ -219,9 +219,9 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight, mask: ``[O, I]`` or ``[K, O, I]``.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. On the CPU kernels compute small layers whole. Otherwise
-    torch's matmul computes the product with x, and on the CPU a kernel ``tanh(weight) *
-    sigmoid(mask)`` and its gradients.
+    Returns ``[..., O]`` or ``[K, ..., O]``. On the CPU a kernel computes ``tanh(weight) *
+    sigmoid(mask)`` and its gradients. torch's matmul computes the product with x, except that small
+    layers on the CPU have kernels for it.
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power
     Units".

@@ -23,7 +23,7 @@ Array = Any
 SINGLE = (-3.0, -2.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0)
 PAIRED = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 SEVERAL = (-2.0, -1.0, -1.0, 1.0, 1.0, 2.0)
-STEPS = (-1.0, -0.5, 0.5, 1.0)  # from a term's exponents to those of products beside it
+STEPS = (-1.0, -0.5, 0.5, 1.0)  # from a term's exponents to those of products near it
 MIN_LENGTH = 1e-4  # of the part of a product outside of the other terms; the whole has 1
 PRODUCTS = 1500  # of two inputs; half as many of more
 

@@ -491,9 +491,9 @@ def simplify(
             tolerance, divided by the number of weights still to be tried. "auto": with y, the total
             increase of the error is limited. At the limit the BIC would be the same if all
             parameters were removed, so it is nearly 0 if the fit is exact or there are many rows.
-            Without y, all changes are accepted. With "auto" and y, weights of sums (NAU, Linear) become 0, 1 or -1 by this
-            rule, and other fractions only if that does not increase the error, since measured
-            constants are rarely fractions.
+            Without y, all changes are accepted. With "auto" and y, weights of sums (NAU, Linear)
+            become 0, 1 or -1 by this rule, and other fractions only if that does not increase the
+            error, since measured constants are rarely fractions.
         model: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.

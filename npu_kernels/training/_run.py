@@ -235,10 +235,10 @@ def run(
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
 
     Returns:
-        A `TrainingResult`. Ctrl-C ends the run after the steps that are under way, saves it if there is a
-        checkpoint, and returns the steps so far with `complete` False; a second Ctrl-C raises
-        KeyboardInterrupt. Afterwards gradients (``.grad``) are either None or the gradients of the
-        last step.
+        A `TrainingResult`. Ctrl-C ends the run after the steps that are under way, saves it if
+        there is a checkpoint, and returns the steps so far with `complete` False; a second Ctrl-C
+        raises KeyboardInterrupt. Afterwards gradients (``.grad``) are either None or the gradients
+        of the last step.
 
     Raises:
         TypeError, ValueError: an argument is invalid; ValueError: the checkpoint is damaged or
