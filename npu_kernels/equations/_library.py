@@ -247,7 +247,7 @@ class Library:
         """Return the pairs of products with the lowest criterion, the best first.
 
         present: the other terms ``[N, K]``. Each product is in at most `repeats` pairs. near:
-        exponents ``[K, m]`` of terms in whose place they are: products beside these may explain
+        exponents ``[K, m]`` of terms in whose place they are: products near these may explain
         little alone.
         """
         # Accepted pairs share few products; 900 candidates make 400,000 pairs.
