@@ -21,16 +21,14 @@ def interpolate(
 ) -> Tensor:
     """Return a trajectory ``[..., steps + 1, D]`` of step dt at `times` ``[M]``: ``[..., M, D]``.
 
-    times: between 0 and steps dt, in any order; they get no gradient. The trajectory does.
-    method: "linear", or "hermite", the cubic of order 4 with the states and derivatives k at both
-        ends of a step:
-
-        (1 - t) u_n + t u_{n+1}
-            + t (t - 1) ((1 - 2 t) (u_{n+1} - u_n) + (t - 1) dt k_n + t dt k_{n+1})
-
-    derivatives: the derivatives k ``[..., steps + 1, D]``, for "hermite":
-        ``rollout(..., return_derivatives=True)`` returns them for fixed steps. An adaptive method
-        needs no interpolation: `rollout` returns its states at any times t.
+    Args:
+        times: between 0 and steps dt, in any order; they get no gradient. The trajectory does.
+        method: "linear", or "hermite", the cubic of order 4 with the states and derivatives k at
+            both ends of a step: ``(1 - t) u_n + t u_{n+1} + t (t - 1) ((1 - 2 t) (u_{n+1} - u_n) +
+            (t - 1) dt k_n + t dt k_{n+1})``.
+        derivatives: the derivatives k ``[..., steps + 1, D]``, for "hermite":
+            ``rollout(..., return_derivatives=True)`` returns them for fixed steps. An adaptive
+            method needs no interpolation: `rollout` returns its states at any times t.
 
     At the time of a step the result is bitwise identical to its state. A state that is not finite
     does not affect the times before its step. Raises ValueError for times outside of the
