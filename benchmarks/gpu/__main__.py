@@ -31,7 +31,7 @@ ROWS, LOG, MACHINE = "rows.jsonl", "log.txt", "machine.json"
 PROGRAM = ("-m", "benchmarks.gpu.work")
 FIRST_SECONDS, NEXT_SECONDS = 350.0, 430.0  # of a command: without earlier rows, and with them
 SHORTEST = 5.0  # seconds: with less left no item is begun
-MOST_FAILURES = 2  # of an item, which would cost others their time
+MAX_FAILURES = 2  # of an item, which would cost others their time
 
 
 class Part(NamedTuple):
@@ -186,14 +186,14 @@ class Run:
     def part(self, name: str, part: Part, jobs: int, limit: float) -> tuple[int, int, int]:
         """(done, failed, left) of a part's items that are not done yet.
 
-        An item that has failed before comes late, and no more after MOST_FAILURES times. An item
+        An item that has failed before comes late, and no more after MAX_FAILURES times. An item
         that the part's end cuts off is left. Compiled code is made anew, on another machine too.
         """
         deadline, before = time.monotonic() + limit, [r for r in self.rows() if "end" in r]
         done = {row["item"] for row in before if not row["end"]}
         failed = Counter(row["item"] for row in before if row["end"] and not row.get("cut_off"))
         missing = [item for item in part.items if item not in done or item.startswith("warm")]
-        waiting = sorted((i for i in missing if failed[i] < MOST_FAILURES), key=lambda i: failed[i])
+        waiting = sorted((i for i in missing if failed[i] < MAX_FAILURES), key=lambda i: failed[i])
         count = Counter(failed=len(missing) - len(waiting))
         while waiting and deadline - time.monotonic() > SHORTEST:
             ended = self._round(name, part, waiting, jobs, deadline)

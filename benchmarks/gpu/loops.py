@@ -35,7 +35,7 @@ from npu_kernels import NAU, NPU, training, use_backend
 FEW_STEPS, MANY_STEPS = 100, 500
 TIMED_RUNS = 3  # of each rival and number of steps
 SOLVER_SECONDS = 4.0  # of timing for all rollouts
-MOST_DIFFERENCE = 1e-2  # of losses in float32, by the greatest one
+MAX_DIFFERENCE = 1e-2  # of losses in float32, by the greatest one
 # Whether the steps are captured in a CUDA graph, and the backend; None: the usual one.
 RIVALS: dict[str, tuple[bool, str | None]] = {
     "ours, CUDA graph": (True, None), "ours": (False, None),
@@ -88,7 +88,7 @@ def train(size: Size, stage: Any, optimizer: str = "adam") -> Iterator[dict[str,
         difference = float((run.losses.double() - base).abs().max() / base.abs().max())
         right = run.captured == (RIVALS[rival][0] and not stage.rehearsal)
         why = "" if right else f"captured is {run.captured}"
-        why = why or ("" if difference < MOST_DIFFERENCE else f"losses differ by {difference:.1e}")
+        why = why or ("" if difference < MAX_DIFFERENCE else f"losses differ by {difference:.1e}")
         yield {
             "size": str(size), "optimizer": optimizer, "rival": rival,
             "median_us": 1e6 * step[rival], "ratio": step[rival] / step[FIRST],

@@ -22,7 +22,7 @@ METHOD = (
     "high-water mark of the resident memory of one pass, less what was resident before, "
     "in a process of its own"
 )
-LEAST_FLOATS = 2**17  # activations of a smaller case vanish in the noise
+MIN_FLOATS = 2**17  # activations of a smaller case vanish in the noise
 TIMEOUT = 300.0  # seconds
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 _RESET_PEAK = "5"

@@ -33,7 +33,7 @@ from benchmarks.throughput.results import (
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels._jobs import files
 
-LEAST_COUNTS = 4  # numbers of rows that a layer was measured with, to be in that block
+MIN_COUNTS = 4  # numbers of rows that a layer was measured with, to be in that block
 PAGE_HEAD = "---\norphan: true\n---\n\n# Throughput\n\n"  # the page is in no menu
 READING = (
     "A column is another program's time divided by ours: above 1 npu_kernels is faster, and where "
@@ -262,7 +262,7 @@ def _compared_processors(rows: Sequence[Row], rivals: Sequence[str]) -> str:
 def many_rows(rows: Sequence[Row]) -> str:
     """The time of a step for one row, and eager's time divided by it, by the number of rows.
 
-    One model, one thread; layers that a CPU was measured with for `LEAST_COUNTS` numbers of rows.
+    One model, one thread; layers that a CPU was measured with for `MIN_COUNTS` numbers of rows.
     """
     parts = []
     for machine, groups in grouped(row for row in rows if row.get("device") != GPU).items():
@@ -280,7 +280,7 @@ def many_rows(rows: Sequence[Row]) -> str:
             {"layer": layer, "I, O": f"{inputs}, {outputs}"}
             | {f"{count:,} rows": cell for count, cell in cells.items()}
             for (layer, inputs, outputs), cells in of_layers.items()
-            if len(cells) >= LEAST_COUNTS
+            if len(cells) >= MIN_COUNTS
         ]
         if records:
             parts.append(f"{_where(machine)}; 1 thread:\n\n{record_table(records)}")

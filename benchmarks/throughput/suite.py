@@ -26,7 +26,7 @@ def wants_memory(case: Case) -> bool:
     floats = size.models * size.rows * max(size.inputs, size.outputs)
     if case.layer in PRODUCTS:
         floats *= min(size.inputs, size.outputs)
-    return case.kind == STEP and case.signs == "random" and floats >= memory.LEAST_FLOATS
+    return case.kind == STEP and case.signs == "random" and floats >= memory.MIN_FLOATS
 
 
 def measure(

@@ -19,7 +19,7 @@ import torch
 BLOCK_SECONDS = 0.002  # of a rival in a repetition at least: the clock's own cost disappears
 # The same beside one thread: threads that have gone to sleep meanwhile are woken at its beginning.
 THREADS_BLOCK_SECONDS = 0.03
-LEAST_REPETITIONS, MOST_REPETITIONS = 7, 300
+MIN_REPETITIONS, MAX_REPETITIONS = 7, 300
 UNSTEADY = 2.0  # between the 20 and 80 percentiles of a ratio
 CROWDED = 0.1  # of the time, that threads of ours were ready to run and other work had their core
 TASKS = Path("/proc/self/task")
@@ -135,7 +135,7 @@ def interleaved(
         call_seconds = min(_block(run, 1, finish) for _ in range(3))
         counts[name] = max(1, round(block / max(call_seconds, 1e-9)))
         expected += call_seconds * counts[name]
-    repetitions = min(MOST_REPETITIONS, max(LEAST_REPETITIONS, round(seconds / expected)))
+    repetitions = min(MAX_REPETITIONS, max(MIN_REPETITIONS, round(seconds / expected)))
     times: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     begin = time.perf_counter()
@@ -146,7 +146,7 @@ def interleaved(
             start = repetition % len(names)
             for name in names[start:] + names[:start]:
                 times[name].append(_block(runs[name], counts[name], finish, clock))
-            if repetition + 1 >= LEAST_REPETITIONS and time.perf_counter() - begin > 2 * seconds:
+            if repetition + 1 >= MIN_REPETITIONS and time.perf_counter() - begin > 2 * seconds:
                 break  # the calls that were counted on were faster than these: a busy machine
     finally:
         if enabled:

@@ -41,7 +41,7 @@ SPREAD = 16  # configurations of the first step that lie anywhere
 LOSER = 10.0  # times as slow as the best one: one run is enough
 HOST_SECONDS = 2e-4  # that a launch from Python may add to such a run
 GRAPH_SECONDS = 2e-3  # of one replay
-MOST_CALLS, TRIALS = 20, 5  # in a graph; of a graph
+MAX_CALLS, TRIALS = 20, 5  # in a graph; of a graph
 
 Config = dict[str, int]
 Row = dict[str, Any]
@@ -109,7 +109,7 @@ def device_time(
     once: float = device.seconds(run, before=flush)
     if once > LOSER * best + HOST_SECONDS:
         return once
-    count = min(MOST_CALLS, max(1, math.ceil(GRAPH_SECONDS / max(once, 1e-9))))
+    count = min(MAX_CALLS, max(1, math.ceil(GRAPH_SECONDS / max(once, 1e-9))))
     both, flushes = calls(count, run), calls(count, lambda: None)
     both(), flushes()
     times = [(device.seconds(both) - device.seconds(flushes)) / count for _ in range(TRIALS)]

@@ -31,7 +31,7 @@ void adam(const AdamStep<T>& step, const Parallel& parallel) {
   constexpr int64_t kChunk = 4096;
   parallel.over(ceil_div(step.count, kChunk), [&](int64_t begin, int64_t end) {
     T *const p = step.parameter, *const m = step.exp_avg, *const v = step.exp_avg_sq;
-    const int64_t last = least(step.count, end * kChunk);
+    const int64_t last = min(step.count, end * kChunk);
     int64_t n = begin * kChunk;
     for (; n + kBlock <= last; n += kBlock) update(p + n, m + n, v + n, step.grad + n);
     const size_t rest = size_t(last - n) * sizeof(T);

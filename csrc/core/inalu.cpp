@@ -58,13 +58,13 @@ struct Weights {
     nac_weights<T>(in.weight_add, in.mask_add, count, known, keep, add, parallel);
     nac_weights<T>(in.weight_mul, in.mask_mul, count, behind(known), behind(keep), mul, parallel);
     for (int64_t n = 0; n < count && !zero_factors; n += S::width) {
-      const auto size = S::abs(S::load_first(mul + n, int(least<int64_t>(S::width, count - n))));
+      const auto size = S::abs(S::load_first(mul + n, int(min<int64_t>(S::width, count - n))));
       zero_factors = S::any_equal(size, S::set1(T(0.5))) || S::any_equal(size, S::set1(T(1)));
     }
   }
 };
 
-// The three matrices of every model as operands of add_product: sums over inputs (columns = outs) or the reverse.
+// The three matrices of every model as operands of add_product: sums over inputs (columns = outputs) or the reverse.
 template <typename T>
 struct PackedWeights {
   int64_t size;
@@ -114,8 +114,8 @@ class ForwardTile {
         flags_(in_.out * kRows) {}
 
   void run(int64_t model, int64_t row) {
-    const int64_t rows = least(kRows, in_.rows - row), first = (model * in_.rows + row) * in_.out;
-    turn<T>(in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in, in_.in, rows, kRegisters, x_);
+    const int64_t rows = min(kRows, in_.rows - row), first = (model * in_.rows + row) * in_.out;
+    transpose<T>(in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in, in_.in, rows, kRegisters, x_);
     bool negative = false, zero = zero_factors_;
     for (int64_t n = 0; n < in_.in * kRows; n += W) {
       const Reg x = S::load(x_ + n);
@@ -128,7 +128,7 @@ class ForwardTile {
     for (int64_t o = 0; o < in_.out; o += kColumns) columns(model * weights_.size + o * in_.in, o, signs);
     T* into[kResults] = {f_.y, f_.h, f_.a, f_.t, flags_};
     for (int n = 0; n < (f_.h == nullptr ? 1 : kResults); ++n)
-      turn_back<T>(results_ + n * in_.out * kRows, in_.out, rows, kRegisters, into[n] + (n == 4 ? 0 : first));
+      transpose_back<T>(results_ + n * in_.out * kRows, in_.out, rows, kRegisters, into[n] + (n == 4 ? 0 : first));
     if (f_.h == nullptr) return;
     for (int64_t n = 0; n < rows * in_.out; ++n) f_.flags[first + n] = int32_t(flags_[n]);
   }
@@ -232,15 +232,15 @@ class BackwardGroup {
         in_padded_(round_up(in_.in, kLanes<T>)),
         upstream_(kUpstream * kBlockRows * out_),
         packed_(round_up(in_.out, kColumns) * kBlockRows),
-        turned_(3 * kBlockRows * out_),
-        turned_x_(in_.in * kBlockRows),
+        transposed_(3 * kBlockRows * out_),
+        transposed_x_(in_.in * kBlockRows),
         rows_(4 * kBlockRows * in_padded_) {}
 
   // sums: [sums][O, I], overwritten by those over rows [begin, end); null: not wanted.
   void run(int64_t model, int64_t begin, int64_t end, T* sums) {
     if (sums != nullptr) std::memset(sums, 0, size_t(sums_ * in_.out * in_.in) * sizeof(T));
     for (int64_t row = begin; row < end; row += kBlockRows) {
-      const int64_t rows = least(kBlockRows, end - row);
+      const int64_t rows = min(kBlockRows, end - row);
       const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
       load_upstream((model * in_.rows + row) * in_.out, rows);
       if (f_.grad_x != nullptr) into_x(model, x, rows, f_.grad_x + (model * in_.rows + row) * in_.in);
@@ -256,7 +256,7 @@ class BackwardGroup {
     const Reg zero = S::zero(), one = S::set1(T(1));
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t o = 0; o < in_.out; o += W) {
-        const int count = int(least<int64_t>(W, in_.out - o));
+        const int count = int(min<int64_t>(W, in_.out - o));
         const int64_t from = at + row * in_.out + o, to = row * out_ + o;
         T bounds[W] = {}, zeros[W] = {};
         const auto read_flags = [&](int valid) __attribute__((always_inline)) {
@@ -283,23 +283,23 @@ class BackwardGroup {
 
   void into_x(int64_t model, const T* x, int64_t rows, T* grad_x) {
     const int64_t registers = round_up(ceil_div(rows, W), kRegisters), lanes = registers * W;
-    turn<T>(x, in_.in, rows, registers, turned_x_);
-    T* turned[3];
+    transpose<T>(x, in_.in, rows, registers, transposed_x_);
+    T* transposed[3];
     for (int n = 0; n < 3; ++n) {
-      turned[n] = turned_ + n * kBlockRows * out_;
-      turn<T>(upstream(n), out_, rows, registers, turned[n]);
+      transposed[n] = transposed_ + n * kBlockRows * out_;
+      transpose<T>(upstream(n), out_, rows, registers, transposed[n]);
     }
     const Reg eps = S::set1(in_.eps);
     for (int64_t i = 0; i < in_.in; i += kColumns) {
       const int64_t at = model * weights_.size + i * in_.out;
       for (int64_t v = 0; v < lanes; v += kLanes<T>) {
         Tile d_x = {}, d_log = {};
-        add_product<T>(turned[kDA] + v, lanes, weights_.add + at, in_.out, d_x);
-        add_product<T>(turned[kDH] + v, lanes, weights_.gate + at, in_.out, d_x);
-        add_product<T>(turned[kDE] + v, lanes, weights_.mul + at, in_.out, d_log);
+        add_product<T>(transposed[kDA] + v, lanes, weights_.add + at, in_.out, d_x);
+        add_product<T>(transposed[kDH] + v, lanes, weights_.gate + at, in_.out, d_x);
+        add_product<T>(transposed[kDE] + v, lanes, weights_.mul + at, in_.out, d_log);
         for (int n = 0; n < kColumns && i + n < in_.in; ++n) {
           for (int r = 0; r < kRegisters; ++r) {
-            T* to = turned_x_ + (i + n) * lanes + v + r * W;  // x is read here for the last time
+            T* to = transposed_x_ + (i + n) * lanes + v + r * W;  // x is read here for the last time
             const Reg value = S::load(to), inside = S::select(S::abs(value) >= eps, value, S::set1(T(1)));
             const Reg slope = S::select(S::abs(value) >= eps, S::set1(T(1)) / inside, S::zero());
             S::store(to, S::fma(d_log[r][n], slope, d_x[r][n]));
@@ -307,7 +307,7 @@ class BackwardGroup {
         }
       }
     }
-    turn_back<T>(turned_x_, in_.in, rows, registers, grad_x);
+    transpose_back<T>(transposed_x_, in_.in, rows, registers, grad_x);
   }
 
   void into_sums(const T* x, int64_t rows, T* sums) {
@@ -316,7 +316,7 @@ class BackwardGroup {
     bool any_negative = false, any_zero = false;
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t i = 0; i < in_padded_; i += W) {
-        const int count = int(most<int64_t>(0, least<int64_t>(W, in_.in - i)));
+        const int count = int(max<int64_t>(0, min<int64_t>(W, in_.in - i)));
         const int64_t to = row * in_padded_ + i;
         const Reg value = count > 0 ? S::load_first(x + row * in_.in + i, count) : S::zero();
         any_negative |= S::any_less(value, S::zero());
@@ -347,7 +347,7 @@ class BackwardGroup {
   const PackedWeights<T>& weights_;
   int sums_;
   int64_t out_, in_padded_;
-  Scratch<T> upstream_, packed_, turned_, turned_x_, rows_;
+  Scratch<T> upstream_, packed_, transposed_, transposed_x_, rows_;
 };
 
 // The parameters' gradients from the sums over all rows, for elements [n, n + count) of a model's [O, I].
@@ -408,7 +408,7 @@ void inalu_backward(const InaluBackward<T>& f, const Parallel& parallel) {
   for (; seen < values && !zeros; ++seen) zeros = in.x[seen] == T(0);
   const int sums = zeros ? kAllSums : kNegative + 1;
 
-  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 22) / most<int64_t>(sums * size, 1));
+  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 22) / max<int64_t>(sums * size, 1));
   Scratch<T> total(want_sums ? in.models * sums * size : 0);
   sum_rows(in.models, groups, sums * size, parallel, want_sums ? static_cast<T*>(total) : nullptr,
            [&] { return BackwardGroup<T>(f, packed, sums); });
@@ -417,7 +417,7 @@ void inalu_backward(const InaluBackward<T>& f, const Parallel& parallel) {
   parallel.over(in.models * registers, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t n = task % registers * S::width;
-      const int count = int(least<int64_t>(S::width, size - n));
+      const int count = int(min<int64_t>(S::width, size - n));
       finish<T>(f, weights, parts, total, sums, task / registers, n, count);
     }
   });

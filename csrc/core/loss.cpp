@@ -18,7 +18,7 @@ double squares(const T* y, const T* target, int64_t count) {
   typename S::Reg sum[4] = {};
   for (int64_t n = 0; n < count; n += 4 * W) {
     for (int r = 0; r < 4; ++r) {
-      const int lanes = int(most<int64_t>(0, least<int64_t>(W, count - n - r * W)));
+      const int lanes = int(max<int64_t>(0, min<int64_t>(W, count - n - r * W)));
       if (lanes == 0) break;
       const typename S::Reg d = S::load_first(y + n + r * W, lanes) - S::load_first(target + n + r * W, lanes);
       sum[r] = S::fma(d, d, sum[r]);
@@ -42,7 +42,7 @@ void mse_forward(const MseForward<T>& f, const Parallel& parallel) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t model = task / chunks, n = task % chunks * kChunk;
       sums[task] = squares<T>(in.y + model * in.count + n, in.target + (in.shared_target ? 0 : model * in.count) + n,
-                              least(kChunk, in.count - n));
+                              min(kChunk, in.count - n));
     }
   });
   for (int64_t model = 0; model < in.models; ++model) {
@@ -62,8 +62,8 @@ void mse_backward(const MseBackward<T>& f, const Parallel& parallel) {
       const int64_t model = task / chunks, first = task % chunks * kChunk;
       const typename S::Reg scale = S::set1(T(2) / T(in.count) * f.grad_loss[model]);
       const T* target = in.target + (in.shared_target ? 0 : model * in.count);
-      for (int64_t n = first; n < least(in.count, first + kChunk); n += S::width) {
-        const int lanes = int(least<int64_t>(S::width, in.count - n));
+      for (int64_t n = first; n < min(in.count, first + kChunk); n += S::width) {
+        const int lanes = int(min<int64_t>(S::width, in.count - n));
         const typename S::Reg d = S::load_first(in.y + model * in.count + n, lanes) - S::load_first(target + n, lanes);
         S::store_first(f.grad_y + model * in.count + n, scale * d, lanes);
       }

@@ -33,15 +33,15 @@ void* from_heap(size_t bytes) {
 // A large layer's scratch comes from the heap, where malloc costs nothing beside the layer's work; and all scratch does
 // with the sanitizers, which watch the ends of each piece.
 #if defined(NPU_SANITIZED)
-constexpr size_t kMostKept = 0;
+constexpr size_t kMaxKept = 0;
 #else
-constexpr size_t kMostKept = size_t(1) << 20;
+constexpr size_t kMaxKept = size_t(1) << 20;
 #endif
 
 // A thread's kept memory, handed out up to `next`. Trivial, so that reading it costs no check of its initialisation.
 struct Kept {
   char *begin, *next, *end;
-  size_t taken, most;  // bytes at once, of the heap too; the most of these up to kMostKept
+  size_t taken, most;  // bytes at once, of the heap too; the most of these up to kMaxKept
 };
 thread_local Kept kept = {};
 
@@ -79,7 +79,7 @@ void* take_scratch(size_t bytes) {
     found = from_heap(bytes);
   }
   kept.taken += bytes;
-  if (kept.taken > kept.most && kept.taken <= kMostKept) kept.most = kept.taken;
+  if (kept.taken > kept.most && kept.taken <= kMaxKept) kept.most = kept.taken;
   return found;
 }
 

@@ -47,8 +47,8 @@ void nac_backward(const NacBackward<T>& f, const Parallel& parallel) {
   }
   if (!wanted) return;
   parallel.over(ceil_div(count, kChunk), [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin * kChunk; n < least(count, end * kChunk); n += S::width) {
-      const int lanes = int(least<int64_t>(S::width, count - n));
+    for (int64_t n = begin * kChunk; n < min(count, end * kChunk); n += S::width) {
+      const int lanes = int(min<int64_t>(S::width, count - n));
       nac_gradients<T>(S::load_first(grad + n, lanes), f.parts, count, n, lanes, f.grad_weight, f.grad_mask);
     }
   });

@@ -50,8 +50,8 @@ void nac_weights(const T* weight, const T* mask, int64_t count, const T* known, 
   using S = Simd<T>;
   constexpr int64_t kChunk = 1024;
   parallel.over(ceil_div(count, kChunk), [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin * kChunk; n < least(count, end * kChunk); n += S::width) {
-      const int lanes = int(least<int64_t>(S::width, count - n));
+    for (int64_t n = begin * kChunk; n < min(count, end * kChunk); n += S::width) {
+      const int lanes = int(min<int64_t>(S::width, count - n));
       const auto turn = known ? S::load_first(known + n, lanes) : tanh<T>(S::load_first(weight + n, lanes));
       const auto share = known ? S::load_first(known + count + n, lanes) : sigmoid<T>(S::load_first(mask + n, lanes));
       S::store_first(product + n, turn * share, lanes);

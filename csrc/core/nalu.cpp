@@ -10,8 +10,9 @@
 //   dx = dA W + dH G + (dE W) sign(x) / (|x| + eps)
 //   dW = dA' x + dE' L    dG = dH' x    dbias = sum over rows of dH
 //
-// The three products of a line are made at once, by add_products: a register holds outs, or inputs, of one row, so that
-// nothing but weights is turned. Rows go in blocks, and a block is finished for some outs, or inputs, after the others.
+// The three products of a line are made at once, by add_products: a register holds outputs, or inputs, of one row, so
+// that nothing but weights is transposed. Rows go in blocks, and a block is finished for some outputs, or inputs, after
+// the others.
 #include "layers/nalu.h"
 #include "api.h"
 #include "nac_weights.h"
@@ -31,8 +32,8 @@ struct Panels {
   Scratch<T> nac, gate;
 
   // known: the parts (layers/nalu.h); null: computed, and left in `keep` unless that is null.
-  Panels(const NaluInputs<T>& in, const T* known, T* keep, bool over_outs, const Parallel& parallel)
-      : size(panel_size<T>(in.in, in.out, over_outs)), nac(in.models * size), gate(in.models * size) {
+  Panels(const NaluInputs<T>& in, const T* known, T* keep, bool over_outputs, const Parallel& parallel)
+      : size(panel_size<T>(in.in, in.out, over_outputs)), nac(in.models * size), gate(in.models * size) {
     const int64_t count = in.out * in.in;
     const Scratch<T> product(in.models * count);
     nac_weights<T>(in.weight, in.mask, in.models * count, known, keep, product, parallel);
@@ -40,7 +41,7 @@ struct Panels {
       for (int64_t task = begin; task < end; ++task) {
         const T* from = (task % 2 ? in.gate_weight : static_cast<const T*>(product)) + task / 2 * count;
         T* to = (task % 2 ? gate : nac) + task / 2 * size;
-        pack_panel<T>(from, in.in, in.out, over_outs, to);
+        pack_panel<T>(from, in.in, in.out, over_outputs, to);
       }
     });
   }
@@ -73,10 +74,10 @@ class ForwardBlock {
   }
 
   void run(int64_t model, int64_t row) {
-    const int64_t rows = least(kBlockRows, in_.rows - row), values = rows * in_.in;
+    const int64_t rows = min(kBlockRows, in_.rows - row), values = rows * in_.in;
     const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
     for (int64_t n = 0; n < values; n += W) {
-      const Reg value = S::load_first(x + n, int(least<int64_t>(W, values - n)));
+      const Reg value = S::load_first(x + n, int(min<int64_t>(W, values - n)));
       S::store(x_ + n, value);
       S::store(log_ + n, log_size<T>(value, in_.eps));
     }
@@ -84,36 +85,36 @@ class ForwardBlock {
     for (int64_t o = 0; o < in_.out; o += kLanes<T>) {
       const T* const panels[] = {weights_.nac + model * weights_.size + o * in_.in,
                                  weights_.gate + model * weights_.size + o * in_.in};
-      const int64_t outs = least(kLanes<T>, in_.out - o);
+      const int64_t outputs = min(kLanes<T>, in_.out - o);
       multiply_rows<T, Product<0, 0, kA>, Product<1, 0, kH>, Product<0, 1, kE>>(panels, factors, in_.in, in_.in, rows,
-                                                                                outs, sums_);
-      if (in_.gate_bias != nullptr) add_bias(in_.gate_bias + model * in_.out + o, rows, outs);
-      finish(rows, outs, (model * in_.rows + row) * in_.out + o);
+                                                                                outputs, sums_);
+      if (in_.gate_bias != nullptr) add_bias(in_.gate_bias + model * in_.out + o, rows, outputs);
+      finish(rows, outputs, (model * in_.rows + row) * in_.out + o);
     }
   }
 
  private:
   T* sum(Sum which, int64_t row) const { return sums_ + (which * kBlockRows + row) * kLanes<T>; }
 
-  void add_bias(const T* bias, int64_t rows, int64_t outs) {
-    for (int64_t l = 0; l < outs; l += W) {
-      const Reg more = S::load_first(bias + l, int(least<int64_t>(W, outs - l)));
+  void add_bias(const T* bias, int64_t rows, int64_t outputs) {
+    for (int64_t l = 0; l < outputs; l += W) {
+      const Reg more = S::load_first(bias + l, int(min<int64_t>(W, outputs - l)));
       for (int64_t row = 0; row < rows; ++row) S::store(sum(kH, row) + l, S::load(sum(kH, row) + l) + more);
     }
   }
 
-  // The results of some outs. Few outs of all rows are moved together, so that they fill registers.
-  void finish(int64_t rows, int64_t outs, int64_t at) {
+  // The results of some outputs. Few outputs of all rows are moved together, so that they fill registers.
+  void finish(int64_t rows, int64_t outputs, int64_t at) {
     int64_t next = in_.out;
     if (in_.out < W) {
       for (int which = 0; which < kSums; ++which)
         for (int64_t row = 0; row < rows; ++row)
-          for (int64_t l = 0; l < outs; ++l) sum(Sum(which), 0)[row * outs + l] = sum(Sum(which), row)[l];
-      outs *= rows, rows = 1;
+          for (int64_t l = 0; l < outputs; ++l) sum(Sum(which), 0)[row * outputs + l] = sum(Sum(which), row)[l];
+      outputs *= rows, rows = 1;
     }
     for (int64_t row = 0; row < rows; ++row, at += next) {
-      for (int64_t l = 0; l < outs; l += W) {
-        const int count = int(least<int64_t>(W, outs - l));
+      for (int64_t l = 0; l < outputs; l += W) {
+        const int count = int(min<int64_t>(W, outputs - l));
         const Reg a = S::load(sum(kA, row) + l), h = S::load(sum(kH, row) + l);
         const Reg t = VectorMath<T>::exp(S::load(sum(kE, row) + l));
         const Shares<T> shares(h);
@@ -133,7 +134,7 @@ class ForwardBlock {
   Scratch<T> x_, log_, sums_;
 };
 
-// The sums over rows of one model: of W and of G [outs][inputs], both padded, and of the bias [outs].
+// The sums over rows of one model: of W and of G [outputs][inputs], both padded, and of the bias [outputs].
 template <typename T>
 struct SumsLayout {
   int64_t inputs, matrix, size;
@@ -159,7 +160,7 @@ class BackwardGroup {
         in_(f.inputs),
         weights_(weights),
         layout_(in_),
-        // Few outs lie beside each other, as in memory. Rows of others are an odd number of registers apart: with a
+        // Few outputs lie beside each other, as in memory. Rows of others are an odd number of registers apart: with a
         // power of 2, the rows of a sum would share few lines of the first-level cache.
         stride_(in_.out < W ? in_.out : (ceil_div(in_.out, W) | 1) * W),
         next_(round_up(stride_ * kBlockRows, W) + W),
@@ -176,7 +177,7 @@ class BackwardGroup {
     const bool want_bias = sums != nullptr && f_.grad_gate_bias != nullptr;
     if (want_bias) std::memset(bias_, 0, size_t(kParts * in_.out) * sizeof(double));
     for (int64_t row = begin; row < end; row += kBlockRows) {
-      const int64_t rows = least(kBlockRows, end - row);
+      const int64_t rows = min(kBlockRows, end - row);
       const int64_t x = ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
       T* const grad_x = f_.grad_x == nullptr ? nullptr : f_.grad_x + (model * in_.rows + row) * in_.in;
       load_upstream((model * in_.rows + row) * in_.out, rows);
@@ -194,10 +195,10 @@ class BackwardGroup {
   // dA, dH and dE as [rows][stride_].
   void load_upstream(int64_t at, int64_t rows) {
     const bool dense = stride_ == in_.out;
-    const int64_t lines = dense ? 1 : rows, outs = dense ? rows * in_.out : in_.out;
+    const int64_t lines = dense ? 1 : rows, outputs = dense ? rows * in_.out : in_.out;
     for (int64_t line = 0; line < lines; ++line, at += in_.out) {
-      for (int64_t o = 0; o < outs; o += W) {
-        const int count = int(least<int64_t>(W, outs - o));
+      for (int64_t o = 0; o < outputs; o += W) {
+        const int count = int(min<int64_t>(W, outputs - o));
         const Reg grad = S::load_first(f_.grad_y + at + o, count), h = S::load_first(f_.h + at + o, count);
         const Reg a = S::load_first(f_.a + at + o, count), t = S::load_first(f_.t + at + o, count);
         const Shares<T> shares(h);
@@ -216,10 +217,10 @@ class BackwardGroup {
     NextRows<T, 2> next_x(x, rows, in_.in, i);
     NextRows<T, 2, true> next_grad(grad_x, rows, in_.in, i);
     for (int64_t row = 0; row < rows; ++row, x += in_.in) {
-      for (int64_t l = 0; l < least(kLanes<T>, in_.in - i); l += W) {
+      for (int64_t l = 0; l < min(kLanes<T>, in_.in - i); l += W) {
         next_x.fetch();
         next_grad.fetch();
-        const Reg value = S::load_first(x + i + l, int(least<int64_t>(W, in_.in - i - l)));
+        const Reg value = S::load_first(x + i + l, int(min<int64_t>(W, in_.in - i - l)));
         S::store(rows_ + row * kLanes<T> + l, value);
         S::store(logs + row * kLanes<T> + l, log_size<T>(value, in_.eps));
       }
@@ -227,7 +228,7 @@ class BackwardGroup {
   }
 
   void into_x(int64_t model, int64_t i, int64_t rows, T* grad_x) {
-    const int64_t at = model * weights_.size + i * in_.out, inputs = least(kLanes<T>, in_.in - i);
+    const int64_t at = model * weights_.size + i * in_.out, inputs = min(kLanes<T>, in_.in - i);
     const T* const panels[] = {weights_.nac + at, weights_.gate + at};
     const T* const factors[] = {upstream_ + kDA * next_, upstream_ + kDH * next_, upstream_ + kDE * next_};
     multiply_rows<T, Product<0, 0, 0>, Product<1, 1, 0>, Product<0, 2, 1>>(panels, factors, stride_, in_.out, rows,
@@ -238,7 +239,7 @@ class BackwardGroup {
         const T* const sum = spread_ + row * kLanes<T> + l;
         const Reg x = S::load(rows_ + row * kLanes<T> + l), slope = S::with_sign_of(one / (S::abs(x) + eps), x);
         S::store_first(grad_x + l, S::fma(S::load(sum + kBlockRows * kLanes<T>), slope, S::load(sum)),
-                       int(least<int64_t>(W, inputs - l)));
+                       int(min<int64_t>(W, inputs - l)));
       }
     }
   }
@@ -304,7 +305,7 @@ void nalu_backward(const NaluBackward<T>& f, const Parallel& parallel) {
   const T* parts = again ? computed : f.parts;
   const Panels<T> weights(in, f.parts, again ? static_cast<T*>(computed) : nullptr, true, parallel);
   const SumsLayout<T> layout(in);
-  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 20) / most<int64_t>(layout.size, 1));
+  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 20) / max<int64_t>(layout.size, 1));
   const Scratch<T> total(want_sums ? in.models * layout.size : 0);
   sum_rows(in.models, groups, layout.size, parallel, want_sums ? static_cast<T*>(total) : nullptr,
            [&] { return BackwardGroup<T>(f, weights); });
@@ -315,7 +316,7 @@ void nalu_backward(const NaluBackward<T>& f, const Parallel& parallel) {
       const int64_t o = task % in.out;
       if (f.grad_gate_bias != nullptr) f.grad_gate_bias[task] = sums[2 * layout.matrix + o];
       for (int64_t i = 0; i < in.in; i += S::width) {
-        const int lanes = int(least<int64_t>(S::width, in.in - i));
+        const int lanes = int(min<int64_t>(S::width, in.in - i));
         const int64_t at = task * in.in + i;
         const T* sum = sums + o * layout.inputs + i;
         if (want_weight) nac_gradients<T>(S::load(sum), parts, all, at, lanes, f.grad_weight, f.grad_mask);

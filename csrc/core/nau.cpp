@@ -12,7 +12,7 @@ namespace npu {
 namespace NPU_ISA {
 namespace {
 
-// A of one model as an operand of add_product: sums over inputs (columns = outs) or the reverse.
+// A of one model as an operand of add_product: sums over inputs (columns = outputs) or the reverse.
 template <typename T>
 void pack_weight(const NauInputs<T>& in, int64_t model, bool over_inputs, T* packed) {
   const T* weight = in.weight + model * in.out * in.in;
@@ -54,8 +54,8 @@ class BackwardGroup {
         few_(in_.in * in_.out <= kFewWeights),
         in_padded_(round_up(in_.in, kLanes<T>)),
         weight_(f.grad_x != nullptr ? round_up(in_.in, kColumns) * in_.out : 0),
-        turned_(in_.out * kBlockRows),
-        turned_x_(in_.in * kBlockRows),
+        transposed_(in_.out * kBlockRows),
+        transposed_x_(in_.in * kBlockRows),
         packed_(few_ ? 0 : round_up(in_.out, kColumns) * kBlockRows),
         rows_(few_ ? 0 : kBlockRows * in_padded_),
         sums_(few_ ? round_up(in_.in * in_.out, S::width) * S::width : 0) {}
@@ -68,11 +68,11 @@ class BackwardGroup {
     if (grad_weight != nullptr) std::memset(grad_weight, 0, size_t(in_.out * in_.in) * sizeof(T));
     if (few) std::memset(sums_, 0, size_t(round_up(in_.in * in_.out, S::width) * S::width) * sizeof(T));
     for (int64_t row = begin; row < end; row += kBlockRows) {
-      const int64_t rows = least(kBlockRows, end - row);
+      const int64_t rows = min(kBlockRows, end - row);
       const int64_t registers = round_up(ceil_div(rows, S::width), kRegisters);
       const T* grad_y = f_.grad_y + (model * in_.rows + row) * in_.out;
       const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
-      if (few || f_.grad_x != nullptr) turn<T>(grad_y, in_.out, rows, registers, turned_);
+      if (few || f_.grad_x != nullptr) transpose<T>(grad_y, in_.out, rows, registers, transposed_);
       if (few) add_few(x, rows, registers);
       else if (grad_weight != nullptr) add_many(x, grad_y, rows, grad_weight);
       if (f_.grad_x != nullptr) into_x(rows, registers, f_.grad_x + (model * in_.rows + row) * in_.in);
@@ -83,13 +83,13 @@ class BackwardGroup {
  private:
   // sums[o][i] += grad_y_o x_i, lane by lane. Beyond the last row both are zero.
   void add_few(const T* x, int64_t rows, int64_t registers) {
-    turn<T>(x, in_.in, rows, registers, turned_x_);
+    transpose<T>(x, in_.in, rows, registers, transposed_x_);
     for (int64_t o = 0; o < in_.out; ++o) {
       for (int64_t i = 0; i < in_.in; ++i) {
         typename S::Reg sum = S::zero();
         for (int64_t v = 0; v < registers; ++v)
-          sum = S::fma(S::load(turned_ + (o * registers + v) * S::width),
-                       S::load(turned_x_ + (i * registers + v) * S::width), sum);
+          sum = S::fma(S::load(transposed_ + (o * registers + v) * S::width),
+                       S::load(transposed_x_ + (i * registers + v) * S::width), sum);
         T* at = sums_ + (o * in_.in + i) * S::width;
         S::store(at, S::load(at) + sum);
       }
@@ -102,14 +102,14 @@ class BackwardGroup {
     for (int64_t n = 0; n < size; n += S::width) {
       typename S::Reg lanes[S::width];
       for (int l = 0; l < S::width; ++l) lanes[l] = S::load(sums_ + (n + l) * S::width);
-      S::store_first(grad_weight + n, S::sum_each(lanes), int(least<int64_t>(S::width, size - n)));
+      S::store_first(grad_weight + n, S::sum_each(lanes), int(min<int64_t>(S::width, size - n)));
     }
   }
 
   void add_many(const T* x, const T* grad_y, int64_t rows, T* grad_weight) {
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t i = 0; i < in_padded_; i += S::width) {
-        const int count = int(most<int64_t>(0, least<int64_t>(S::width, in_.in - i)));
+        const int count = int(max<int64_t>(0, min<int64_t>(S::width, in_.in - i)));
         S::store(rows_ + r * in_padded_ + i, count > 0 ? S::load_first(x + r * in_.in + i, count) : S::zero());
       }
     }
@@ -118,15 +118,15 @@ class BackwardGroup {
   }
 
   void into_x(int64_t rows, int64_t registers, T* grad_x) {
-    multiply<T>(turned_, in_.out, weight_, in_.in, registers, turned_x_);
-    turn_back<T>(turned_x_, in_.in, rows, registers, grad_x);
+    multiply<T>(transposed_, in_.out, weight_, in_.in, registers, transposed_x_);
+    transpose_back<T>(transposed_x_, in_.in, rows, registers, grad_x);
   }
 
   const NauBackward<T>& f_;
   const NauInputs<T>& in_;
   bool few_;
   int64_t in_padded_, model_ = -1;
-  Scratch<T> weight_, turned_, turned_x_, packed_, rows_, sums_;
+  Scratch<T> weight_, transposed_, transposed_x_, packed_, rows_, sums_;
 };
 
 }  // namespace
@@ -147,11 +147,11 @@ void nau_forward(const NauForward<T>& f, const Parallel& parallel) {
       const int64_t model = task / blocks, row = task % blocks * kBlockRows;
       if (model != packed_model) pack_weight<T>(in, model, true, weight);
       packed_model = model;
-      const int64_t rows = least(kBlockRows, in.rows - row);
+      const int64_t rows = min(kBlockRows, in.rows - row);
       const int64_t registers = round_up(ceil_div(rows, Simd<T>::width), kRegisters);
-      turn<T>(in.x + ((in.shared_x ? 0 : model * in.rows) + row) * in.in, in.in, rows, registers, x);
+      transpose<T>(in.x + ((in.shared_x ? 0 : model * in.rows) + row) * in.in, in.in, rows, registers, x);
       multiply<T>(x, in.in, weight, in.out, registers, y);
-      turn_back<T>(y, in.out, rows, registers, f.y + (model * in.rows + row) * in.out);
+      transpose_back<T>(y, in.out, rows, registers, f.y + (model * in.rows + row) * in.out);
     }
   });
 }
@@ -161,7 +161,7 @@ void nau_backward(const NauBackward<T>& f, const Parallel& parallel) {
   const NauInputs<T>& in = f.inputs;
   const int64_t size = in.out * in.in;
   if (!f.only_clips) {
-    const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 21) / most<int64_t>(size, 1));
+    const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 21) / max<int64_t>(size, 1));
     sum_rows(in.models, groups, size, parallel, f.grad_weight, [&] { return BackwardGroup<T>(f); });
   }
   if (f.grad_weight == nullptr || !in.clip) return;

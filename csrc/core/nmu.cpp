@@ -16,8 +16,8 @@
 //
 // and the derivative of |x'| is sign(x'), 0 at 0.
 //
-// Rows are turned into panels as in npu/forward.cpp; the backward keeps the prefixes of a few outs for one register of
-// rows in the first-level cache.
+// Rows are transposed into panels as in npu/forward.cpp; the backward keeps the prefixes of a few outputs for one
+// register of rows in the first-level cache.
 #include "layers/nmu.h"
 #include "api.h"
 #include "panel.h"
@@ -30,23 +30,23 @@ namespace {
 
 constexpr int kTileRows = 3;
 #if defined(__AVX512F__)
-constexpr int kTileOuts = 4;
+constexpr int kTileOutputs = 4;
 #else
-constexpr int kTileOuts = 2;
+constexpr int kTileOutputs = 2;
 #endif
 
 template <bool Separate>
 constexpr int kPacked = Separate ? 3 : 2;  // w, 1 - w; and the weight as it is, for the signs
 
-// [O / kTileOuts][factors][outs of the tile][kPacked]
+// [O / kTileOutputs][factors][outputs of the tile][kPacked]
 template <typename T, bool Separate>
 void pack(const NmuInputs<T>& in, int64_t model, T* packed) {
   const int64_t factors = in.factors();
   const T* weight = in.weight + model * in.out * factors;
-  for (int64_t o0 = 0; o0 < in.out; o0 += kTileOuts) {
-    const int outs = int(least<int64_t>(kTileOuts, in.out - o0));
+  for (int64_t o0 = 0; o0 < in.out; o0 += kTileOutputs) {
+    const int outputs = int(min<int64_t>(kTileOutputs, in.out - o0));
     for (int64_t i = 0; i < factors; ++i) {
-      for (int n = 0; n < outs; ++n) {
+      for (int n = 0; n < outputs; ++n) {
         const T given = weight[(o0 + n) * factors + i], w = in.clip ? clamp_gate(given) : given;
         *packed++ = w;
         *packed++ = T(1) - w;
@@ -58,9 +58,9 @@ void pack(const NmuInputs<T>& in, int64_t model, T* packed) {
 
 // The factors' inputs of `rows` rows, [factors][registers].
 template <typename T>
-void turn_inputs(const NmuInputs<T>& in, int64_t model, int64_t row, int64_t rows, int64_t registers, T* panel) {
+void transpose_inputs(const NmuInputs<T>& in, int64_t model, int64_t row, int64_t rows, int64_t registers, T* panel) {
   using S = Simd<T>;
-  turn<T>(in.x + ((in.shared_x ? 0 : model * in.rows) + row) * in.in, in.in, rows, registers, panel);
+  transpose<T>(in.x + ((in.shared_x ? 0 : model * in.rows) + row) * in.in, in.in, rows, registers, panel);
   if (!in.reciprocal) return;
   const int64_t lanes = registers * S::width;
   for (int64_t i = 0; i < in.in; ++i)  // behind the last row 1, whose reciprocal is finite
@@ -132,7 +132,7 @@ void forward_tile(const NmuForward<T>& f, int64_t first, int64_t rows, int64_t o
   typename S::Reg y[R][N];
   multiply_tile<T, R, N, Separate>(x, in.factors(), packed + kPacked<Separate> * o * in.factors(), y);
   for (int r = 0; r < R; ++r) {
-    const int valid = int(least<int64_t>(S::width, rows - r * S::width));
+    const int valid = int(min<int64_t>(S::width, rows - r * S::width));
     if (valid > 0) store_columns<T>(f.y + (first + r * S::width) * in.out + o, in.out, valid, N, y[r]);
   }
 }
@@ -140,13 +140,13 @@ void forward_tile(const NmuForward<T>& f, int64_t first, int64_t rows, int64_t o
 template <typename T, int R, bool Separate>
 void forward_rows(const NmuForward<T>& f, int64_t model, int64_t row, const T* packed, T* panel) {
   const NmuInputs<T>& in = f.inputs;
-  const int64_t rows = least<int64_t>(R * Simd<T>::width, in.rows - row);
-  turn_inputs<T>(in, model, row, rows, R, panel);
+  const int64_t rows = min<int64_t>(R * Simd<T>::width, in.rows - row);
+  transpose_inputs<T>(in, model, row, rows, R, panel);
   const int64_t first = model * in.rows + row;
   int64_t o = 0;
-  for (; o + kTileOuts <= in.out; o += kTileOuts)
-    forward_tile<T, R, kTileOuts, Separate>(f, first, rows, o, panel, packed);
-  with_constant<1, kTileOuts - 1>(
+  for (; o + kTileOutputs <= in.out; o += kTileOutputs)
+    forward_tile<T, R, kTileOutputs, Separate>(f, first, rows, o, panel, packed);
+  with_constant<1, kTileOutputs - 1>(
       in.out - o, [&](auto n) { forward_tile<T, R, decltype(n)::value, Separate>(f, first, rows, o, panel, packed); });
 }
 
@@ -166,8 +166,8 @@ class BackwardGroup {
         x_(factors_ * kRegisters * W),
         grad_x_(factors_ * kRegisters * W),
         grad_y_(in_.out * kRegisters * W),
-        prefix_(factors_ * kTileOuts * W),
-        lanes_(factors_ * kTileOuts * W * kSums) {}
+        prefix_(factors_ * kTileOutputs * W),
+        lanes_(factors_ * kTileOutputs * W * kSums) {}
 
   // grad_weight: [O, factors], overwritten by the sums over rows [begin, end).
   void run(int64_t model, int64_t begin, int64_t end, T* grad_weight) {
@@ -175,16 +175,16 @@ class BackwardGroup {
     weight_ = in_.weight + model * in_.out * factors_;
     if (grad_weight != nullptr) std::memset(grad_weight, 0, size_t(in_.out * factors_) * sizeof(T));
     for (int64_t row = begin; row < end; row += kRegisters * W) {
-      const int64_t rows = least<int64_t>(kRegisters * W, end - row), registers = ceil_div(rows, W);
-      turn_inputs<T>(in_, model, row, rows, registers, x_);
-      turn<T>(f_.grad_y + (model * in_.rows + row) * in_.out, in_.out, rows, registers, grad_y_);
+      const int64_t rows = min<int64_t>(kRegisters * W, end - row), registers = ceil_div(rows, W);
+      transpose_inputs<T>(in_, model, row, rows, registers, x_);
+      transpose<T>(f_.grad_y + (model * in_.rows + row) * in_.out, in_.out, rows, registers, grad_y_);
       std::memset(grad_x_, 0, size_t(factors_ * registers * W) * sizeof(T));
       int64_t o = 0;
-      for (; o + kTileOuts <= in_.out; o += kTileOuts) outs<kTileOuts>(o, registers, grad_weight);
-      for (; o < in_.out; ++o) outs<1>(o, registers, grad_weight);
+      for (; o + kTileOutputs <= in_.out; o += kTileOutputs) outputs<kTileOutputs>(o, registers, grad_weight);
+      for (; o < in_.out; ++o) outputs<1>(o, registers, grad_weight);
       if (f_.grad_x == nullptr) continue;
       if (in_.reciprocal) through_reciprocals(registers);
-      turn_back<T>(grad_x_, in_.in, rows, registers, f_.grad_x + (model * in_.rows + row) * in_.in);
+      transpose_back<T>(grad_x_, in_.in, rows, registers, f_.grad_x + (model * in_.rows + row) * in_.in);
     }
   }
 
@@ -193,10 +193,10 @@ class BackwardGroup {
   static constexpr int kSums = Separate ? 2 : 1;  // of a weight: by the sizes, by the signs
 
   template <int N>
-  void outs(int64_t o, int64_t registers, T* grad_weight) {
+  void outputs(int64_t o, int64_t registers, T* grad_weight) {
     const T* weights = packed_ + P * o * factors_;
-    const int64_t step = N == 1 ? tile_width(o) : N;  // outs of the packed tile that o lies in
-    if (N == 1) weights = packed_ + P * (o / kTileOuts * kTileOuts) * factors_ + P * (o % kTileOuts);
+    const int64_t step = N == 1 ? tile_width(o) : N;  // outputs of the packed tile that o lies in
+    if (N == 1) weights = packed_ + P * (o / kTileOutputs * kTileOutputs) * factors_ + P * (o % kTileOutputs);
     std::memset(lanes_, 0, size_t(factors_ * N * W * kSums) * sizeof(T));
     for (int64_t v = 0; v < registers; ++v) {
       Reg product[N], suffix[N], turns[N];
@@ -250,7 +250,7 @@ class BackwardGroup {
     if (grad_weight == nullptr) return;
     for (int n = 0; n < N; ++n) {
       for (int64_t i = 0; i < factors_; i += W) {
-        const int count = int(least<int64_t>(W, factors_ - i));
+        const int count = int(min<int64_t>(W, factors_ - i));
         T* at = grad_weight + (o + n) * factors_ + i;
         Reg sum = sum_lanes<N>(lanes_, i, n, count);
         if (in_.clip) {
@@ -285,7 +285,7 @@ class BackwardGroup {
     return S::select(x > zero, one, zero) - S::select(x < zero, one, zero);
   }
 
-  int64_t tile_width(int64_t o) const { return least<int64_t>(kTileOuts, in_.out - o / kTileOuts * kTileOuts); }
+  int64_t tile_width(int64_t o) const { return min<int64_t>(kTileOutputs, in_.out - o / kTileOutputs * kTileOutputs); }
 
   const NmuBackward<T>& f_;
   const NmuInputs<T>& in_;
@@ -306,7 +306,7 @@ void multiply(const NmuForward<T>& f, const Parallel& parallel) {
       const int64_t model = task / tiles, row = task % tiles * kRows;
       if (model != packed_model) pack<T, Separate>(in, model, packed);
       packed_model = model;
-      const int64_t registers = ceil_div(least(kRows, in.rows - row), Simd<T>::width);
+      const int64_t registers = ceil_div(min(kRows, in.rows - row), Simd<T>::width);
       if (registers == 1) forward_rows<T, 1, Separate>(f, model, row, packed, panel);
       else if (registers == 2) forward_rows<T, 2, Separate>(f, model, row, packed, panel);
       else forward_rows<T, kTileRows, Separate>(f, model, row, packed, panel);
@@ -324,7 +324,7 @@ void nmu_forward(const NmuForward<T>& f, const Parallel& parallel) {
 template <typename T>
 void nmu_backward(const NmuBackward<T>& f, const Parallel& parallel) {
   const int64_t size = f.inputs.out * f.inputs.factors();
-  const RowGroups groups(f.inputs.rows, Simd<T>::width, (int64_t(1) << 21) / most<int64_t>(size, 1));
+  const RowGroups groups(f.inputs.rows, Simd<T>::width, (int64_t(1) << 21) / max<int64_t>(size, 1));
   if (f.inputs.separate)
     sum_rows(f.inputs.models, groups, size, parallel, f.grad_weight, [&] { return BackwardGroup<T, true>(f); });
   else sum_rows(f.inputs.models, groups, size, parallel, f.grad_weight, [&] { return BackwardGroup<T, false>(f); });

@@ -1,4 +1,4 @@
-// Panels: blocks of rows turned so that a register holds one feature of `width` rows.
+// Panels: blocks of rows transposed so that a register holds one feature of `width` rows.
 //
 // Every kernel works on such panels: products then need no horizontal step, any number of features is as good as any
 // other (the field's layers have 2 to 100), and exp, log and sincos run on full registers whatever the layer's size.
@@ -44,11 +44,11 @@ NPU_INLINE T clip_weight(T w) {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 template <typename V>
-constexpr NPU_INLINE V least(V a, V b) {
+constexpr NPU_INLINE V min(V a, V b) {
   return b < a ? b : a;
 }
 template <typename V>
-constexpr NPU_INLINE V most(V a, V b) {
+constexpr NPU_INLINE V max(V a, V b) {
   return a < b ? b : a;
 }
 
@@ -72,7 +72,7 @@ NPU_INLINE bool zipped(int64_t row_stride, int count, F&& f) {
 // The elements of the n-th register of `rows` rows.
 template <typename T>
 NPU_INLINE int elements(int rows, int columns, int n) {
-  return most(0, least(rows * columns - n * Simd<T>::width, Simd<T>::width));
+  return max(0, min(rows * columns - n * Simd<T>::width, Simd<T>::width));
 }
 
 // The columns of a whole block, `width` rows of as many columns, and the reverse. Without a condition for each row and
@@ -109,7 +109,7 @@ NPU_NOINLINE void store_square(T* p, int64_t row_stride, const typename Simd<T>:
 template <typename T>
 NPU_INLINE void fetch_part(const T* first, int64_t rows, int64_t step, int64_t column, int64_t count) {
   constexpr int64_t W = Simd<T>::width, kLine = 64 / int64_t(sizeof(T));
-  const int64_t end = least((column + count) * W, rows * step);
+  const int64_t end = min((column + count) * W, rows * step);
   for (int64_t n = column * W; n < end; n += kLine) __builtin_prefetch(first + n, 0, 2);
 }
 
@@ -241,14 +241,14 @@ constexpr int64_t kFetched = int64_t(1) << 15;
 // Rows from p on as [features][registers]; rows behind the last one read as zero. Some rows behind these, which may not
 // exist, are fetched.
 template <typename T>
-void turn(const T* p, int64_t features, int64_t rows, int64_t registers, T* panel) {
+void transpose(const T* p, int64_t features, int64_t rows, int64_t registers, T* panel) {
   using S = Simd<T>;
   constexpr int W = S::width;
-  const int64_t ahead = least(registers, 1 + kFetched / most<int64_t>(1, W * features * int64_t(sizeof(T))));
+  const int64_t ahead = min(registers, 1 + kFetched / max<int64_t>(1, W * features * int64_t(sizeof(T))));
   for (int64_t v = 0; v < registers; ++v) {
-    const int valid = int(most<int64_t>(0, least<int64_t>(W, rows - v * W)));
+    const int valid = int(max<int64_t>(0, min<int64_t>(W, rows - v * W)));
     for (int64_t i = 0; i < features; i += W) {
-      const int count = int(least<int64_t>(W, features - i));
+      const int count = int(min<int64_t>(W, features - i));
       typename S::Reg column[W];
       fetch_part<T>(p + (v + ahead) * W * features, W, features, i, count);
       load_columns<T>(p + v * W * features + i, features, valid, count, column);
@@ -259,15 +259,15 @@ void turn(const T* p, int64_t features, int64_t rows, int64_t registers, T* pane
 
 // The reverse: the first `rows` rows of a panel to p.
 template <typename T>
-void turn_back(const T* panel, int64_t features, int64_t rows, int64_t registers, T* p) {
+void transpose_back(const T* panel, int64_t features, int64_t rows, int64_t registers, T* p) {
   using S = Simd<T>;
   constexpr int W = S::width;
   for (int64_t v = 0; v * W < rows; ++v) {
     for (int64_t i = 0; i < features; i += W) {
-      const int count = int(least<int64_t>(W, features - i));
+      const int count = int(min<int64_t>(W, features - i));
       typename S::Reg column[W];
       for (int c = 0; c < count; ++c) column[c] = S::load(panel + ((i + c) * registers + v) * W);
-      store_columns<T>(p + v * W * features + i, features, int(least<int64_t>(W, rows - v * W)), count, column);
+      store_columns<T>(p + v * W * features + i, features, int(min<int64_t>(W, rows - v * W)), count, column);
     }
   }
 }

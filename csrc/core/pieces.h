@@ -13,7 +13,7 @@ class Pieces {
  public:
   Pieces(int64_t count, int64_t threads)
       : count_(count),
-        parts_(std::max<int64_t>(1, std::min({count, threads, kMostParts}))),
+        parts_(std::max<int64_t>(1, std::min({count, threads, kMaxParts}))),
         pieces_(std::min(kPiecesOfAThread * threads, count)) {}
 
   // What thread number `thread` (0, 1, ...) does: f(begin, end) for each piece that it gets. All have been taken when
@@ -28,7 +28,7 @@ class Pieces {
   }
 
  private:
-  static constexpr int64_t kMostParts = 64, kPiecesOfAThread = 4;
+  static constexpr int64_t kMaxParts = 64, kPiecesOfAThread = 4;
   struct alignas(64) Taken {  // a cache line each
     std::atomic<int64_t> count{0};
   };
@@ -36,7 +36,7 @@ class Pieces {
   int64_t first(int64_t part) const { return pieces_ * part / parts_; }
 
   const int64_t count_, parts_, pieces_;
-  Taken taken_[kMostParts];
+  Taken taken_[kMaxParts];
 };
 
 }  // namespace npu

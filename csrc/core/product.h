@@ -31,7 +31,7 @@ NPU_INLINE void add_product(const T* panel, int64_t stride, const T* packed, int
   using Reg = typename S::Reg;
   for (int64_t k0 = 0; k0 < count; k0 += kRun) {
     Reg run[R][kColumns] = {};
-    for (int64_t k = k0; k < least(count, k0 + kRun); ++k, panel += stride, packed += kColumns) {
+    for (int64_t k = k0; k < min(count, k0 + kRun); ++k, panel += stride, packed += kColumns) {
       Reg lanes[R];
       for (int r = 0; r < R; ++r) lanes[r] = S::load(panel + r * S::width);
       for (int n = 0; n < kColumns; ++n) {
@@ -50,13 +50,13 @@ template <typename T>
 void pack(const T* p, int64_t columns, int64_t by_column, int64_t count, int64_t by_k, T* packed) {
   using S = Simd<T>;
   for (int64_t c0 = 0; c0 < columns; c0 += kColumns) {
-    const int valid = int(least<int64_t>(kColumns, columns - c0));
+    const int valid = int(min<int64_t>(kColumns, columns - c0));
     int64_t k = 0;
-    // Columns along registers: turned.
+    // Columns along registers: transposed.
     for (; k + S::width <= count && by_k == 1 && kColumns <= S::width; k += S::width) {
-      typename S::Reg turned[S::width];
-      load_columns<T>(p + c0 * by_column + k, by_column, valid, S::width, turned);
-      for (int l = 0; l < S::width; ++l, packed += kColumns) S::store_first(packed, turned[l], kColumns);
+      typename S::Reg transposed[S::width];
+      load_columns<T>(p + c0 * by_column + k, by_column, valid, S::width, transposed);
+      for (int l = 0; l < S::width; ++l, packed += kColumns) S::store_first(packed, transposed[l], kColumns);
     }
     for (; k < count; ++k, packed += kColumns) {
       const T* from = p + c0 * by_column + k * by_k;
@@ -70,7 +70,7 @@ void pack(const T* p, int64_t columns, int64_t by_column, int64_t count, int64_t
   }
 }
 
-// total[o][i] += sum over rows of packed[row][o] panel[row][i], for R registers of inputs from i on and all outs.
+// total[o][i] += sum over rows of packed[row][o] panel[row][i], for R registers of inputs from i on and all outputs.
 template <typename T, int R>
 NPU_INLINE void add_sums_tile(const T* panel, int64_t stride, int64_t i, int64_t in, const T* packed, int64_t o,
                               int64_t out, int64_t rows, T* total) {
@@ -81,7 +81,7 @@ NPU_INLINE void add_sums_tile(const T* panel, int64_t stride, int64_t i, int64_t
   for (int n = 0; n < kColumns && o + n < out; ++n) {
     for (int r = 0; r < R && i + r * W < in; ++r) {
       T* at = total + (o + n) * in + i + r * W;
-      const int count = int(least<int64_t>(W, in - i - r * W));
+      const int count = int(min<int64_t>(W, in - i - r * W));
       S::store_first(at, S::load_first(at, count) + tile[r][n], count);
     }
   }
@@ -188,21 +188,21 @@ NPU_INLINE void add_products(const T* const (&panels)[P], int64_t stride, const 
 // Terms that an accumulator adds up, at most: their panels stay in the first-level cache while all rows pass over them.
 constexpr int64_t kTerms = 64;
 
-// Elements of a weight matrix [out][in] as a panel of add_products, whose terms are inputs: [outs / kLanes][inputs]
-// [kLanes]; or (over_outs) outs: [inputs / kLanes][outs][kLanes].
+// Elements of a weight matrix [out][in] as a panel of add_products, whose terms are inputs: [outputs / kLanes][inputs]
+// [kLanes]; or (over_outputs) outputs: [inputs / kLanes][outputs][kLanes].
 template <typename T>
-int64_t panel_size(int64_t in, int64_t out, bool over_outs) {
-  return over_outs ? round_up(in, kLanes<T>) * out : round_up(out, kLanes<T>) * in;
+int64_t panel_size(int64_t in, int64_t out, bool over_outputs) {
+  return over_outputs ? round_up(in, kLanes<T>) * out : round_up(out, kLanes<T>) * in;
 }
 template <typename T>
-void pack_panel(const T* weight, int64_t in, int64_t out, bool over_outs, T* panel) {
+void pack_panel(const T* weight, int64_t in, int64_t out, bool over_outputs, T* panel) {
   using S = Simd<T>;
-  for (int64_t o = 0; !over_outs && o < out; o += kLanes<T>)
-    turn<T>(weight + o * in, in, least(kLanes<T>, out - o), kRegisters, panel + o * in);
-  for (int64_t i = 0; over_outs && i < in; i += kLanes<T>) {
+  for (int64_t o = 0; !over_outputs && o < out; o += kLanes<T>)
+    transpose<T>(weight + o * in, in, min(kLanes<T>, out - o), kRegisters, panel + o * in);
+  for (int64_t i = 0; over_outputs && i < in; i += kLanes<T>) {
     for (int64_t o = 0; o < out; ++o) {
       for (int64_t l = 0; l < kLanes<T>; l += S::width) {
-        const int valid = int(most<int64_t>(0, least<int64_t>(S::width, in - i - l)));
+        const int valid = int(max<int64_t>(0, min<int64_t>(S::width, in - i - l)));
         S::store(panel + i * out + o * kLanes<T> + l,
                  valid > 0 ? S::load_first(weight + o * in + i + l, valid) : S::zero());
       }
@@ -217,7 +217,7 @@ void multiply_rows(const T* const (&panels)[P], const T* const (&factors)[F], in
                    int64_t rows, int64_t lanes, T* sums, bool resume = false) {
   int64_t k = 0;
   do {
-    const int64_t terms = least(kTerms, count - k);
+    const int64_t terms = min(kTerms, count - k);
     const T *panel[P], *factor[F];
     for (int p = 0; p < P; ++p) panel[p] = panels[p] + k * kLanes<T>;
     for (int64_t row = 0; row < rows; row += kFewColumns) {

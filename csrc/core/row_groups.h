@@ -17,7 +17,7 @@ template <typename T>
 void add_span(const T* sums, int64_t size, bool first, double* total, const Parallel& parallel) {
   constexpr int64_t kChunk = 8192;
   parallel.over(ceil_div(size, kChunk), [&](int64_t begin, int64_t end) {
-    const int64_t last = least(end * kChunk, size);
+    const int64_t last = min(end * kChunk, size);
     if (first)
       for (int64_t n = begin * kChunk; n < last; ++n) total[n] = double(sums[n]);
     else
@@ -32,11 +32,11 @@ struct RowGroups {
   // Groups have some 64 rows at least, a multiple of `step` each; at most 16 of them, and at most `most_groups`.
   RowGroups(int64_t all, int64_t step, int64_t most_groups)
       : all(all),
-        count(most<int64_t>(1, least(all / 64, least<int64_t>(16, most_groups)))),
+        count(max<int64_t>(1, min(all / 64, min<int64_t>(16, most_groups)))),
         rows(round_up(ceil_div(all, count), step)) {}
 
-  int64_t begin(int64_t task) const { return least(task % count * rows, all); }
-  int64_t end(int64_t task) const { return least(begin(task) + rows, all); }
+  int64_t begin(int64_t task) const { return min(task % count * rows, all); }
+  int64_t end(int64_t task) const { return min(begin(task) + rows, all); }
 };
 
 // The sums over all rows, [K][size], null where they are not wanted: a Group, which `make` gives once per thread,
@@ -60,7 +60,7 @@ void sum_rows(int64_t models, const RowGroups& groups, int64_t size, const Paral
         continue;
       }
       for (int64_t row = first; row == first || row < last; row += kSpanRows) {
-        group.run(model, row, least(row + kSpanRows, last), own);
+        group.run(model, row, min(row + kSpanRows, last), own);
         add_span(static_cast<const T*>(own), size, row == first, total + task * size, serial);
       }
     }
@@ -70,7 +70,7 @@ void sum_rows(int64_t models, const RowGroups& groups, int64_t size, const Paral
   const int64_t chunks = ceil_div(size, kChunk);
   parallel.over(models * chunks, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t model = task / chunks, at = task % chunks * kChunk, count = least(kChunk, size - at);
+      const int64_t model = task / chunks, at = task % chunks * kChunk, count = min(kChunk, size - at);
       double sum[kChunk] = {};
       const auto add = [&](const auto* groups_sums) {
         for (int64_t g = 0; g < groups.count; ++g, groups_sums += size)

@@ -59,7 +59,7 @@ inline c10::DispatchKeySet keys_of_cpu_tensors(bool inference) {
 inline Tensor uninitialised(at::IntArrayRef shape, const at::TensorOptions& options) {
   Tensor result = at::empty(shape, options);
   const size_t bytes = size_t(result.numel()) * result.itemsize();
-  if (C10_UNLIKELY(bytes >= npu::kLeastForHugePages)) npu::want_huge_pages(result.mutable_data_ptr(), bytes);
+  if (C10_UNLIKELY(bytes >= npu::kMinForHugePages)) npu::want_huge_pages(result.mutable_data_ptr(), bytes);
   return result;
 }
 

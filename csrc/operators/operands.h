@@ -111,7 +111,7 @@ inline Tensor empty(const Tensor& like, const std::vector<int64_t>& shape, std::
     out_of_memory(size_t(step), "elements");
   const Tensor result(handle);
   const size_t bytes = size_t(result.numel()) * result.element_size();
-  if (bytes >= kLeastForHugePages) want_huge_pages(result.mutable_data_ptr(), bytes);
+  if (bytes >= kMinForHugePages) want_huge_pages(result.mutable_data_ptr(), bytes);
   return result;
 }
 inline Tensor absent(const Tensor& like) { return empty(like, {0}); }

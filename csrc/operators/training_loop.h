@@ -20,18 +20,18 @@
 namespace npu {
 namespace training {
 
-constexpr size_t kMostOperands = 4;  // x and the weights of a layer
-constexpr size_t kMostOptions = 3;
+constexpr size_t kMaxOperands = 4;  // x and the weights of a layer
+constexpr size_t kMaxOptions = 3;
 
 // One call of a layer's kernels.
 template <typename T>
 struct Pass {
   Sizes n;
-  std::array<const T*, kMostOperands> operands;  // x and the weights
-  std::array<double, kMostOptions> options;
+  std::array<const T*, kMaxOperands> operands;  // x and the weights
+  std::array<double, kMaxOptions> options;
   T *y, *kept;
   const T* grad_y;
-  std::array<T*, kMostOperands> grads;  // of the operands; null: not wanted
+  std::array<T*, kMaxOperands> grads;  // of the operands; null: not wanted
 
   BackwardCall<T> backward(const void* const* kept_pointer) const {
     return {{n, operands.data(), options.data()}, grad_y, y, kept_pointer, grads.data()};
@@ -62,7 +62,7 @@ struct Kind {
 
 template <typename L, typename T>
 Kind<T> kind_of() {
-  static_assert(L::weights.size() < kMostOperands && L::options.size() <= kMostOptions && L::kept.size() <= 1);
+  static_assert(L::weights.size() < kMaxOperands && L::options.size() <= kMaxOptions && L::kept.size() <= 1);
   Kind<T> kind{L::name,
                L::weights.size(),
                L::options.size(),
@@ -131,8 +131,8 @@ template <typename T>
 struct Layer {
   Kind<T> kind;
   int64_t in, out;
-  std::array<int64_t, kMostOperands> weights;  // which parameters; -1: the layer has none of this name
-  std::array<double, kMostOptions> options;
+  std::array<int64_t, kMaxOperands> weights;  // which parameters; -1: the layer has none of this name
+  std::array<double, kMaxOptions> options;
 };
 
 template <typename T>

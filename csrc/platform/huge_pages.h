@@ -9,7 +9,7 @@
 
 namespace npu {
 
-constexpr size_t kLeastForHugePages = size_t(8) << 20;  // bytes; the call takes a part in a thousand of writing these
+constexpr size_t kMinForHugePages = size_t(8) << 20;  // bytes; the call takes a part in a thousand of writing these
 
 // Asks for huge pages under a result of at least so many bytes that nobody has written yet. Systems that have none, or
 // use them everywhere, do nothing.

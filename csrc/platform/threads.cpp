@@ -8,12 +8,12 @@
 #include <ctime>
 #include <exception>
 
+#include "backoff.h"
 #include "pieces.h"
-#include "retreat.h"
 
 namespace {
 
-npu::Retreat retreat;
+npu::Backoff backoff;
 
 // Nanoseconds of CLOCK_MONOTONIC, or that this thread has had a core: CLOCK_THREAD_CPUTIME_ID.
 int64_t now(clockid_t clock) {
@@ -24,9 +24,9 @@ int64_t now(clockid_t clock) {
 
 void run_in_threads(int64_t count, npu::Parallel::Body body, void* context) {
   const int64_t begin = now(CLOCK_MONOTONIC);
-  if (retreat.alone()) {  // since a moment ago, in this very call
+  if (backoff.alone()) {  // since a moment ago, in this very call
     body(0, count, context);
-    retreat.by_itself(now(CLOCK_MONOTONIC) - begin);
+    backoff.by_itself(now(CLOCK_MONOTONIC) - begin);
     return;
   }
   const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), count);
@@ -46,7 +46,7 @@ void run_in_threads(int64_t count, npu::Parallel::Body body, void* context) {
     worked += now(CLOCK_THREAD_CPUTIME_ID) - before;
   });
   if (error) std::rethrow_exception(error);
-  retreat.in_threads(now(CLOCK_MONOTONIC) - begin, worked);
+  backoff.in_threads(now(CLOCK_MONOTONIC) - begin, worked);
 }
 
 }  // namespace
@@ -55,8 +55,8 @@ npu::TorchThreads::TorchThreads(double multiply_adds) {
   if (multiply_adds < 1.2e6) return;
   const int available = int(torch::stable::get_num_threads());
   if (available <= 1) return;
-  if (retreat.alone()) {
-    retreated_at_ = now(CLOCK_MONOTONIC);
+  if (backoff.alone()) {
+    backed_off_at_ = now(CLOCK_MONOTONIC);
     return;
   }
   threads = available;
@@ -64,11 +64,11 @@ npu::TorchThreads::TorchThreads(double multiply_adds) {
 }
 
 npu::TorchThreads::~TorchThreads() {
-  if (retreated_at_ != 0) retreat.by_itself(now(CLOCK_MONOTONIC) - retreated_at_);
+  if (backed_off_at_ != 0) backoff.by_itself(now(CLOCK_MONOTONIC) - backed_off_at_);
 }
 
 // Its name tells the headers that this library was built with; a fast path built with others does not find it.
 extern "C" __attribute__((visibility("default"))) void NPU_INTERFACE() {}
 
 // For tests, by ctypes: what work in one thread still has to pay back, in nanoseconds.
-extern "C" __attribute__((visibility("default"))) int64_t npu_kernels_thread_debt() { return retreat.debt(); }
+extern "C" __attribute__((visibility("default"))) int64_t npu_kernels_thread_debt() { return backoff.debt(); }

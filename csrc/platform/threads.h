@@ -7,7 +7,7 @@
 
 namespace npu {
 
-// For one call of a kernel, and no longer: where it works alone because threads had to wait (core/retreat.h), the time
+// For one call of a kernel, and no longer: where it works alone because threads had to wait (core/backoff.h), the time
 // until its end is counted.
 class __attribute__((visibility("default"))) TorchThreads : public Parallel {
  public:
@@ -17,7 +17,7 @@ class __attribute__((visibility("default"))) TorchThreads : public Parallel {
   TorchThreads& operator=(const TorchThreads&) = delete;
 
  private:
-  int64_t retreated_at_ = 0;  // 0: it has not
+  int64_t backed_off_at_ = 0;  // 0: it has not
 };
 
 inline TorchThreads torch_threads(double multiply_adds) { return TorchThreads(multiply_adds); }

@@ -17,9 +17,9 @@ void* __libc_memalign(size_t alignment, size_t size);
 
 namespace {
 
-constexpr int kMost = 64;
-uintptr_t begins[kMost], ends[kMost];
-bool ours[kMost];
+constexpr int kMax = 64;
+uintptr_t begins[kMax], ends[kMax];
+bool ours[kMax];
 int watched = 0;
 std::atomic<long> left{0};  // allocations until the one that fails; 0 or less: none will
 std::atomic<bool> elsewhere{false}, within{false};
@@ -63,7 +63,7 @@ extern "C" {
 
 // The code from begin to end is watched, which is npu_kernels' own or not; false: there is no more room.
 bool failing_malloc_watch(uintptr_t begin, uintptr_t end, bool own) {
-  if (watched == kMost) return false;
+  if (watched == kMax) return false;
   ours[watched] = own;
   begins[watched] = begin;
   ends[watched++] = end;

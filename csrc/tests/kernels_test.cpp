@@ -446,7 +446,7 @@ int main(int count, char** names) {
       {1, 0, 0, 0},     {1, 700, 0, 0},   {2, 700, 33, 0},  {2, 700, 0, 3},   {2, 128, 2, 1},    {1, 250, 2, 2},
       {2, 1100, 1, 4},  {2, 119, 3, 1},   {3, 60, 40, 1},   {2, 65, 50, 3},   {2, 130, 33, 2},   {1, 620, 120, 6},
       {1, 300, 480, 6}, {2, 1040, 20, 5}, {2, 1600, 17, 5}, {3, 51, 20, 7},   {1, 70, 4, 1},     {2, 70, 8, 1}};
-  // Rows, inputs, outs, how often: sums whose rounding errors must not grow with the number of rows.
+  // Rows, inputs, outputs, how often: sums whose rounding errors must not grow with the number of rows.
   const int64_t many[][4] = {{1, 1, 1, 1000003}, {1, 6, 2, 50001}, {1, 20, 3, 20001}, {3, 70, 5, 5001}};
   // Large sizes come with six of the sixteen combinations, in which every property comes both ways. With a limit all
   // do, and with the second, in which more layers share x.
@@ -479,7 +479,7 @@ int main(int count, char** names) {
     const Shape shape{1, rows, in, out, false, true, false, true};
     on_each_isa([&] { check_special<float>(shape), check_special<double>(shape); });
   }
-  // So many outs that the chunks of the narrow layers' backward are shorter than a span of rows.
+  // So many outputs that the chunks of the narrow layers' backward are shorter than a span of rows.
   if (limit > 25000) check_npu<float>({1, 1023, 2, 2100, false, true, true, true}, 1);
   return report();
 }

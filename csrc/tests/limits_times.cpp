@@ -16,10 +16,10 @@
 
 namespace {
 
-constexpr double kMost = 1.15;
-constexpr double kMostOfForms = 1.3;  // a limit that is right for one processor is a little off for another
-constexpr const char* kForward[] = {"kernel", "tiny", "few outs", "few rows", "panels"};
-constexpr const char* kBackward[] = {"kernel", "few outs", "wide", "narrow"};
+constexpr double kMax = 1.15;
+constexpr double kMaxOfForms = 1.3;  // a limit that is right for one processor is a little off for another
+constexpr const char* kForward[] = {"kernel", "tiny", "few outputs", "few rows", "panels"};
+constexpr const char* kBackward[] = {"kernel", "few outputs", "wide", "narrow"};
 using Times = std::vector<double>;  // of the kernel, then of the forms; infinite where one cannot take the layer
 using Calls = std::vector<std::function<bool()>>;
 
@@ -94,8 +94,8 @@ void walk(const std::vector<Shape>& sizes) {
       Layer<T>& layer = *layers[n];
       Layer<T>* const before = n > 0 && step(sizes[n - 1], sizes[n]) == 1 ? layers[n - 1].get() : nullptr;
       const auto best = [&] { return std::min_element(layer.times[pass].begin(), layer.times[pass].end()); };
-      const auto is_slow = [&] { return layer.times[pass][0] > kMostOfForms * *best(); };
-      const auto falls = [&] { return before != nullptr && before->times[pass][0] > kMost * layer.times[pass][0]; };
+      const auto is_slow = [&] { return layer.times[pass][0] > kMaxOfForms * *best(); };
+      const auto falls = [&] { return before != nullptr && before->times[pass][0] > kMax * layer.times[pass][0]; };
       for (int more = 0; more < 5 && is_slow(); ++more) layer.again(pass);
       for (int more = 0; more < 5 && falls(); ++more) before->again(pass);
       const Shape& size = sizes[n];

@@ -1,14 +1,14 @@
-// How threads share work (core/pieces.h), and when callers of threads work alone (core/retreat.h): its decisions, by
+// How threads share work (core/pieces.h), and when callers of threads work alone (core/backoff.h): its decisions, by
 // made-up times.
 #include <cstdio>
 #include <vector>
 
+#include "core/backoff.h"
 #include "core/pieces.h"
-#include "core/retreat.h"
 
 namespace {
 
-using npu::Retreat;
+using npu::Backoff;
 constexpr int64_t kMicro = 1000, kMilli = 1'000'000;
 int failures = 0;
 
@@ -20,11 +20,11 @@ void expect(bool holds, const char* what) {
 
 // What calls of `alone` ns of work take in all, if one in threads takes `together`, and has `worked` in it.
 int64_t total(int calls, int64_t alone, int64_t together, int64_t worked) {
-  Retreat retreat;
+  Backoff backoff;
   int64_t sum = 0;
   for (int n = 0; n < calls; ++n) {
-    if (retreat.alone()) retreat.by_itself(alone), sum += alone;
-    else retreat.in_threads(together, worked), sum += together;
+    if (backoff.alone()) backoff.by_itself(alone), sum += alone;
+    else backoff.in_threads(together, worked), sum += together;
   }
   return sum;
 }
@@ -44,25 +44,25 @@ void a_collapse_costs_an_eighth() {
 
 // Time between the calls pays nothing back: other operators, sleep. Only work does.
 void only_work_pays() {
-  Retreat retreat;
-  expect(!retreat.alone() && retreat.debt() == 0, "no debt to begin with");
-  retreat.in_threads(20 * kMilli, 1 * kMilli);
-  expect(retreat.alone() && retreat.debt() == Retreat::kTimes * 19 * kMilli, "the debt is the time lost, kTimes over");
-  retreat.by_itself(Retreat::kTimes * 19 * kMilli - 1);
-  expect(retreat.alone(), "not paid yet");
-  retreat.by_itself(1 * kMilli);
-  expect(!retreat.alone() && retreat.debt() == 0, "paid");
+  Backoff backoff;
+  expect(!backoff.alone() && backoff.debt() == 0, "no debt to begin with");
+  backoff.in_threads(20 * kMilli, 1 * kMilli);
+  expect(backoff.alone() && backoff.debt() == Backoff::kTimes * 19 * kMilli, "the debt is the time lost, kTimes over");
+  backoff.by_itself(Backoff::kTimes * 19 * kMilli - 1);
+  expect(backoff.alone(), "not paid yet");
+  backoff.by_itself(1 * kMilli);
+  expect(!backoff.alone() && backoff.debt() == 0, "paid");
 }
 
 // Others that were in threads meanwhile report the same collapse, or none.
 void one_debt_for_all() {
-  Retreat retreat;
-  retreat.in_threads(20 * kMilli, 0);
-  retreat.in_threads(10 * kMilli, 0);
-  retreat.in_threads(1 * kMilli, 2 * kMilli);
-  expect(retreat.debt() == Retreat::kTimes * 20 * kMilli, "the largest loss counts, once");
-  retreat.in_threads(int64_t(1) << 50, 0);
-  expect(retreat.debt() == Retreat::kMost, "a suspended process works alone for a second at most");
+  Backoff backoff;
+  backoff.in_threads(20 * kMilli, 0);
+  backoff.in_threads(10 * kMilli, 0);
+  backoff.in_threads(1 * kMilli, 2 * kMilli);
+  expect(backoff.debt() == Backoff::kTimes * 20 * kMilli, "the largest loss counts, once");
+  backoff.in_threads(int64_t(1) << 50, 0);
+  expect(backoff.debt() == Backoff::kMax, "a suspended process works alone for a second at most");
 }
 
 // A thread alone gets everything once, its own part first.

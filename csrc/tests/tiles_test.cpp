@@ -345,7 +345,8 @@ int main(int count, char** names) {
     return 77;
   }
   if (count > 2) limit = std::atoll(names[2]);
-  // Models, rows, inputs, outs; around the tiles' 16 and 32, 256 or 512 inputs, outs or rows of a block, and groups.
+  // Models, rows, inputs, outputs; around the tiles' 16 and 32, 256 or 512 inputs, outputs or rows of a block, and
+  // groups.
   const int64_t sizes[][4] = {
       {1, 0, 33, 20},   {1, 1, 1, 1},      {1, 31, 33, 18},    {2, 20, 31, 15},   {1, 64, 64, 64},  {1, 70, 96, 40},
       {3, 40, 40, 33},  {1, 200, 130, 47}, {1, 100, 200, 100}, {1, 137, 300, 17}, {1, 40, 33, 290}, {1, 270, 33, 290},

@@ -16,7 +16,7 @@ import numpy as np
 
 from npu_kernels._common.display import written_name
 from npu_kernels.equations._numbers import (
-    MOST_DENOMINATOR,
+    MAX_DENOMINATOR,
     ROUNDING,
     argument,
     exponential,
@@ -188,7 +188,7 @@ class Expression:
                     self._refuse_dimensions()
                 if not first:
                     return first
-                power = Fraction(_number(node.right)).limit_denominator(MOST_DENOMINATOR)
+                power = Fraction(_number(node.right)).limit_denominator(MAX_DENOMINATOR)
                 return scaled(first, power)
             if isinstance(node.op, (ast.Add, ast.Sub)):
                 if first is not None and second is not None and first != second:

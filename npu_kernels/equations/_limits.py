@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from npu_kernels.equations._expression import Expression
-from npu_kernels.equations._numbers import MOST_DENOMINATOR
+from npu_kernels.equations._numbers import MAX_DENOMINATOR
 
 Array = Any
 
@@ -95,7 +95,7 @@ def dimensions(
         if zero.magnitude != 0:
             _refuse_offset(registry, name, unit, argument)
         columns.append(
-            {b: Fraction(p).limit_denominator(MOST_DENOMINATOR) for b, p in powers.items()}
+            {b: Fraction(p).limit_denominator(MAX_DENOMINATOR) for b, p in powers.items()}
         )
     return columns
 

@@ -36,7 +36,7 @@ def digits_of(values: Any) -> float:
 # The description length of an exponent, a part of the criteria for tables and for series.
 
 ZERO = 1e-12  # size below which an exponent counts as 0
-MOST_DENOMINATOR = 64  # of a fraction that is an exponent
+MAX_DENOMINATOR = 64  # of a fraction that is an exponent
 
 
 def factor_nats(inputs: int, signs: int = 1) -> float:
@@ -59,7 +59,7 @@ def exponent_nats(exponent: float, inputs: int | None = None) -> float:
     nats = 0.6 * max(0.0, abs(exponent) - 1)
     if inputs is not None:
         nats = factor_nats(inputs, signs=2) + (0.7 + nats)
-    fraction = Fraction(exponent).limit_denominator(MOST_DENOMINATOR)
+    fraction = Fraction(exponent).limit_denominator(MAX_DENOMINATOR)
     return nats + 1.3 * math.log(fraction.denominator)
 
 
@@ -111,7 +111,7 @@ def argument(variable: str, factor: float, digits: int = DIGITS) -> str:
 
 def exponent_text(w: float, digits: int = DIGITS) -> str:
     """``3``, ``(3/2)``, ``(-1)``, ``1.47``. digits: of a decimal."""
-    fraction = Fraction(float(w)).limit_denominator(MOST_DENOMINATOR)
+    fraction = Fraction(float(w)).limit_denominator(MAX_DENOMINATOR)
     if abs(float(fraction) - w) > 1e-12:
         return f"{w:.{digits}g}" if w > 0 else f"({w:.{digits}g})"
     return str(fraction) if fraction.denominator == 1 and w > 0 else f"({fraction})"
@@ -143,7 +143,7 @@ def term_text(c: float | str, row: Array, names: tuple[str, ...], digits: int) -
 
 # ---- intervals -----------------------------------------------------------------------------------
 
-MOST_DIGITS = 10  # of an estimate
+MAX_DIGITS = 10  # of an estimate
 FAR_END = 100.0  # errors from the value: only the end of an interval of a logarithm is farther
 
 
@@ -204,14 +204,14 @@ def estimate_text(value: float, error: float) -> str:
 def _told(value: float, error: float) -> int:
     """The significant digits of a value down to the second one of its error, at least two."""
     if value == 0 or not 0 < error < math.inf:
-        return MOST_DIGITS
+        return MAX_DIGITS
     place = math.floor(math.log10(error)) - 1
-    return min(max(math.floor(math.log10(abs(value))) - place + 1, 2), MOST_DIGITS)
+    return min(max(math.floor(math.log10(abs(value))) - place + 1, 2), MAX_DIGITS)
 
 
 def _rounded(value: float, digits: int) -> str:
     """A number with so many significant digits, zeros among them: 12300, 0.0120, 1.2e-20."""
-    if digits == MOST_DIGITS or not 1e-5 <= abs(value) < 10**MOST_DIGITS:
+    if digits == MAX_DIGITS or not 1e-5 <= abs(value) < 10**MAX_DIGITS:
         return f"{value:.{digits}g}"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     return f"{round(value, decimals):.{max(decimals, 0)}f}"

@@ -29,7 +29,7 @@ EXACT_ERROR = (
     1e-13  # of the deviation of y: what a fit in float64 loses in addition to the rounding of y
 )
 NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
-MOST_NOISE = 1e50  # over the size of y: squares of more, or of less than its inverse, are lost
+MAX_NOISE = 1e50  # over the size of y: squares of more, or of less than its inverse, are lost
 MAX_OF_POWER = 1e300  # of y over its size, to a power: the inverses of more are no numbers
 LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
 
@@ -468,8 +468,8 @@ def all_rows(
     see `Target`. digits: the relative error to which y is rounded.
     """
     unit = scale = root_mean_square(y, weight) or 1.0
-    if noise is not None and not 1 / MOST_NOISE < noise / unit < MOST_NOISE:
-        rule = f"noise must be between {1 / MOST_NOISE:g} and {MOST_NOISE:g} of the size of y"
+    if noise is not None and not 1 / MAX_NOISE < noise / unit < MAX_NOISE:
+        rule = f"noise must be between {1 / MAX_NOISE:g} and {MAX_NOISE:g} of the size of y"
         raise ValueError(f"NPURegressor: {rule}, {unit:g}, got {noise:g}")
     target = y / unit
     sign = -1.0 if weight**2 @ target < 0 else 1.0

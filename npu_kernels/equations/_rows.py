@@ -210,7 +210,7 @@ def _is_missing(label: Any) -> bool:
 # Neighbouring rows: whether residuals are noise, and whether a row is like those of a fit.
 
 ROWS = 200  # that are compared with others
-FEWEST = 10  # rows from which residuals tell anything
+MIN_TESTED_ROWS = 10  # rows from which residuals tell anything
 LIKE = 0.95  # share of the rows of a fit that are like the others
 REMARKABLE = 0.5  # of the range of y: how far outside of it a prediction is remarkable
 EQUAL_POINTS = 1e-12  # squared distance of equal points, by rounding
@@ -262,7 +262,7 @@ def alike(X: Array, residuals: Array) -> float:
     Of pure noise it is 0. Ranks are compared, so that single rows do not decide. Some rows tell,
     and their nearest ones are looked for among all.
     """
-    if len(X) < FEWEST or not X.shape[1]:
+    if len(X) < MIN_TESTED_ROWS or not X.shape[1]:
         return 0.0
     some = spread(len(X), ROWS)
     points = np.column_stack([ranks_among(column, np.sort(column)) for column in X.T])
@@ -408,7 +408,7 @@ class Seen:
             room = REMARKABLE * (self.high - self.low)
             outside = (y < self.low - room) | (y > self.high + room)
         far: Array = (outside & np.isfinite(y)).any(1)
-        if not far.any() or len(self.X) < FEWEST:
+        if not far.any() or len(self.X) < MIN_TESTED_ROWS:
             return np.zeros_like(far)
         columns = [np.sort(column) for column in self.X.T]
         seen, new = (
@@ -424,7 +424,7 @@ class Seen:
 # ---- columns that are products of others ---------------------------------------------------------
 
 SAME_LOGS = 1e-9  # of the deviation of a column's logarithms: what products of others leave of it
-MOST_ROWS_OF_PRODUCTS = 300  # that tell which columns are products
+MAX_ROWS_OF_PRODUCTS = 300  # that tell which columns are products
 MAX_PLAIN_POWER, MAX_ROOT = 6, 4  # exponents of these products, and their denominators
 
 
@@ -434,7 +434,7 @@ def products_of_columns(logs: Array) -> list[Array]:
     Each is -1 for the last column that it has, which is a product of columns before it. logs:
     logarithms of the columns ``[N, n]``; columns of zeros are no product.
     """
-    logs = logs[spread(len(logs), MOST_ROWS_OF_PRODUCTS)]
+    logs = logs[spread(len(logs), MAX_ROWS_OF_PRODUCTS)]
     logs = logs - logs.mean(0)
     size, products = np.sqrt((logs**2).sum(0)), list[Array]()
     independent = list[int]()

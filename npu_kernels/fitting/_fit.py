@@ -223,8 +223,8 @@ def fit_batch(
         recipe: the settings, see `Recipe`.
         progress: whether progress and the remaining time are shown on stderr; None: if stderr is a
             terminal.
-        checkpoint: a file. If it exists, the fit continues from it, with bitwise identical results
-            as in `fit`. The file is updated.
+        checkpoint: a file. If it exists, the fit continues from it. The result is bitwise identical
+            to that of an uninterrupted fit, under the conditions of `fit`. The file is updated.
 
     Returns a `BatchFitResult`: the best model of each problem, in one batch. Raises ValueError and
     TypeError for invalid arguments, and ValueError for a checkpoint of another fit.

@@ -489,8 +489,8 @@ def simplify(
             model plus the tolerance. For a gate, both 0 and 1 are tried. A weight becomes the
             simplest fraction that increases the error by at most its share: the unused part of the
             tolerance, divided by the number of weights still to be tried. "auto": with y, the total
-            increase of the error is limited. At the limit the BIC would be the same if all
-            parameters were removed, so it is nearly 0 if the fit is exact or there are many rows.
+            increase of the error that would leave the BIC as it was if all parameters could be
+            removed at that price. It is nearly 0 if the fit is exact or there are many rows.
             Without y, all changes are accepted. With "auto" and y, weights of sums (NAU, Linear)
             become 0, 1 or -1 by this rule, and other fractions only if that does not increase the
             error, since measured constants are rarely fractions.

@@ -202,7 +202,7 @@ def test_busy_cores_do_not_make_it_collapse() -> None:
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
-def test_retreat_lasts_while_others_run() -> None:
+def test_backoff_lasts_while_others_run() -> None:
     """Calls work alone after threads had to wait, until such work has paid for it: no time that
     passes between the calls does, and none that torch's own operators take. Tests decisions, no
     speed."""

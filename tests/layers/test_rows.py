@@ -37,7 +37,7 @@ ROWS = [
     (3200, (64, 32)),
     *((int(rows), (1, 1)) for rows in os.environ.get("NPU_KERNELS_TEST_ROWS", "").split()),
 ]
-LEAST_ERROR = 6.0  # in ulp of 1
+MIN_ERROR = 6.0  # in ulp of 1
 
 
 def _outcome(sample: Sample, function: Callable[..., Tensor]) -> list[Tensor]:
@@ -241,4 +241,4 @@ def test_error_of_many_rows(
     sample, exact, eager = _many_rows(layer, rows, size, equal)
     sums = _row_sums(sample, RECORDS[LAYERS[layer][0]].function, torch.float32)
     for actual, want, other in zip(sums, exact, eager, strict=True):
-        assert _error(actual, want) <= max(2 * other, LEAST_ERROR * EPS)
+        assert _error(actual, want) <= max(2 * other, MIN_ERROR * EPS)

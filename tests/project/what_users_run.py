@@ -168,6 +168,7 @@ COMMANDS = [
     Entry("NPU_KERNELS_LONG", (), "2026-11-26 e80538e",
           "scikit-learn's checks with default parameters take minutes"),
     Entry("NPU_KERNELS_OPENMP", ("backends/test_core::test_core",), WHOLE),
+    Entry("NPU_KERNELS_TESTS", ("backends/test_core::test_core",), WHOLE),
     # ---- tools of others
     Entry("ctest", ("backends/test_core::test_core",), WHOLE),
     Entry("compute-sanitizer", (), NO_RECORD, "needs a GPU"),

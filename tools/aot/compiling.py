@@ -31,7 +31,7 @@ TENSOR_CORE = {
     "sm_100": ("UTCHMMA", "HMMA"),
     "gfx942": ("v_mfma_f32",),
 }  # instructions
-LEAST_INSTRUCTIONS = 100
+MIN_INSTRUCTIONS = 100
 BLOCKS = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "BLOCK_H", "BLOCK_D")
 OPTIONS = (*BLOCKS, "PASSES", "ROWS", "PRODUCTS", "DEPTH", "num_warps", "num_stages", "maxnreg")
 
@@ -211,7 +211,7 @@ def faults(row: dict[str, Any]) -> list[str]:
         exceeded.append(f"{row['registers']} registers, limit {registers}")
     if row["shared_bytes"] > shared:
         exceeded.append(f"{row['shared_bytes']} bytes of shared memory, limit {shared}")
-    if row["instructions"] < LEAST_INSTRUCTIONS or not row["stores"]:
+    if row["instructions"] < MIN_INSTRUCTIONS or not row["stores"]:
         exceeded.append(f"empty: {row['instructions']} instructions, {row['stores']} stores")
     tensor_core = any(name.startswith(TENSOR_CORE[of_table]) for name in row["tensor_core"])
     if row["passes"] and not tensor_core:

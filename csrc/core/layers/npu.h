@@ -82,8 +82,8 @@ struct NpuStep {
 };
 
 // The forms of the kernels; core/npu/limits.h chooses.
-enum class NpuForwardForm { kTiny, kFewOuts, kFewRows, kPanels };
-enum class NpuBackwardForm { kFewOuts, kWide, kNarrow };
+enum class NpuForwardForm { kTiny, kFewOutputs, kFewRows, kPanels };
+enum class NpuBackwardForm { kFewOutputs, kWide, kNarrow };
 
 struct NpuLayer : Layer {
   static constexpr const char* name = "npu";

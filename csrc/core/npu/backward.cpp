@@ -13,9 +13,9 @@
 // Rows go in groups, whose number follows from the shape alone, and every sum over rows runs in a fixed order, so that
 // results do not depend on the number of threads (npu/backward_groups.h). Within a group there are three forms: a
 // register holds rows of one feature where there are few inputs (npu/backward_narrow.h), else inputs of one row
-// (npu/backward_wide.h; for few outs npu/backward_few_outs.h). Where the processor has products of bfloat16, large
-// layers of float32 take npu/tiled_backward.cpp instead (npu/limits.h).
-#include "npu/backward_few_outs.h"
+// (npu/backward_wide.h; for few outputs npu/backward_few_outputs.h). Where the processor has products of bfloat16,
+// large layers of float32 take npu/tiled_backward.cpp instead (npu/limits.h).
+#include "npu/backward_few_outputs.h"
 #include "npu/backward_groups.h"
 #include "npu/backward_narrow.h"
 #include "npu/backward_wide.h"
@@ -28,9 +28,9 @@ template <typename T, bool complex>
 bool backward(NpuBackwardForm form, const NpuBackward<T>& f, const Parallel& parallel) {
   const BackwardGroups<T, complex> groups(f, parallel);
   switch (form) {
-    case NpuBackwardForm::kFewOuts:
-      if (f.inputs.out == 0 || f.inputs.out > kBackwardFewOuts) return false;
-      groups.run([&](int64_t rows) { return few_outs::Group<T, complex>(f, rows); });
+    case NpuBackwardForm::kFewOutputs:
+      if (f.inputs.out == 0 || f.inputs.out > kBackwardFewOutputs) return false;
+      groups.run([&](int64_t rows) { return few_outputs::Group<T, complex>(f, rows); });
       return true;
     case NpuBackwardForm::kWide:
       groups.run([&](int64_t) { return wide::Group<T, complex>(f); });

@@ -2,7 +2,7 @@
 // so that results do not depend on the number of threads. A group's rows go in spans: the sums of a span are made in T,
 // and those of spans and of groups added up in double, so that rounding errors do not grow with the number of rows.
 // What happens within a span is the business of a Form (npu/backward_narrow.h, npu/backward_wide.h,
-// npu/backward_few_outs.h, npu/tiled_backward.cpp).
+// npu/backward_few_outputs.h, npu/tiled_backward.cpp).
 #pragma once
 
 #include "npu/backward.h"
@@ -21,8 +21,8 @@ class BackwardGroups {
 
  public:
   BackwardGroups(const NpuBackward<T>& f, const Parallel& parallel) : f_(f), in_(f.inputs), parallel_(parallel) {
-    const int64_t sums = most<int64_t>(kParts<complex> * in_.out * in_.in, 1);
-    const int64_t wanted = least<int64_t>(in_.rows / 512, 16), room = (int64_t(1) << 20) / sums;
+    const int64_t sums = max<int64_t>(kParts<complex> * in_.out * in_.in, 1);
+    const int64_t wanted = min<int64_t>(in_.rows / 512, 16), room = (int64_t(1) << 20) / sums;
     // A power of two, the nearest one, so that 2, 4 or 8 threads get equally many.
     for (groups_ = 1; 3 * groups_ <= 2 * wanted && 2 * groups_ <= room;) groups_ *= 2;
     group_rows_ = ceil_div(in_.rows, groups_);
@@ -86,7 +86,7 @@ class BackwardGroups {
         task.gate_sums = gate_total + n * in_.in;
         std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(double));
         for (; task.begin < last; task.begin += Form::kSpan) {
-          task.end = least(task.begin + Form::kSpan, last);
+          task.end = min(task.begin + Form::kSpan, last);
           form.run(task, inner);
           add_span(static_cast<const T*>(sums), size, task.begin == first, total + n * size, inner);
         }
@@ -108,7 +108,7 @@ class BackwardGroups {
     GroupTask<T> task;
     task.model = n / groups_;
     task.begin = n % groups_ * group_rows_;
-    task.end = least(task.begin + group_rows_, in_.rows);
+    task.end = min(task.begin + group_rows_, in_.rows);
     task.gate = gate;
     task.phase_sums = phase_sums;
     task.want_spread = f_.grad_x != nullptr || f_.grad_gate != nullptr;
@@ -143,7 +143,7 @@ class BackwardGroups {
     const int64_t blocks = ceil_div(size, kBlock), groups = groups_;
     parallel_.over(in_.models * blocks, [&, partial, size, sums, step](int64_t begin, int64_t end) NPU_ONCE {
       for (int64_t n = begin; n < end; ++n) {
-        const int64_t model = n / blocks, at = n % blocks * kBlock, count = least(kBlock, size - at);
+        const int64_t model = n / blocks, at = n % blocks * kBlock, count = min(kBlock, size - at);
         const Sum* from = partial + model * groups * size + at;
         T* const to = sums + model * step + at;
         if (groups == 2) {
@@ -168,7 +168,7 @@ class BackwardGroups {
     std::memset(phase, 0, size_t(in_.in) * sizeof(T));
     for (int64_t o = 0; o < in_.out; ++o) {
       for (int64_t i = 0; i < in_.in; i += S::width) {
-        const int count = int(least<int64_t>(S::width, in_.in - i));
+        const int count = int(min<int64_t>(S::width, in_.in - i));
         Reg sum[4] = {};
         for (int part = 0; part < kParts<complex>; ++part)
           sum[part] = S::load_first(sums + Form::Order::at(in_, part, o, i), count);

@@ -1,6 +1,6 @@
 // The backward of layers with few inputs: a register holds one feature of `width` rows.
 //
-// A chunk's x, L, dP and dQ are turned into panels [feature][rows]. The weight sums end in sums over the lanes.
+// A chunk's x, L, dP and dQ are transposed into panels [feature][rows]. The weight sums end in sums over the lanes.
 #pragma once
 
 #include "npu/backward.h"
@@ -9,15 +9,15 @@ namespace npu {
 namespace NPU_ISA {
 namespace narrow {
 
-// Register tiles. dL: rows x inputs accumulators. Weight sums: inputs x outs, each with up to four accumulators.
+// Register tiles. dL: rows x inputs accumulators. Weight sums: inputs x outputs, each with up to four accumulators.
 #if defined(__AVX512F__)
-constexpr int kSpreadRows = 3, kSpreadIns = 8;
-constexpr int kComplexIns = 2, kComplexOuts = 3;
-constexpr int kRealIns = 3, kRealOuts = 4;
+constexpr int kSpreadRows = 3, kSpreadInputs = 8;
+constexpr int kComplexInputs = 2, kComplexOutputs = 3;
+constexpr int kRealInputs = 3, kRealOutputs = 4;
 #else
-constexpr int kSpreadRows = 3, kSpreadIns = 4;
-constexpr int kComplexIns = 1, kComplexOuts = 3;
-constexpr int kRealIns = 2, kRealOuts = 3;
+constexpr int kSpreadRows = 3, kSpreadInputs = 4;
+constexpr int kComplexInputs = 1, kComplexOutputs = 3;
+constexpr int kRealInputs = 2, kRealOutputs = 3;
 #endif
 
 // Registers of rows that an accumulator of the weight sums, or of the gate's, takes up before it joins the total: every
@@ -27,8 +27,8 @@ constexpr int64_t kGateRun = 8 * kSpreadRows;
 
 template <bool complex>
 struct SumTile {
-  static constexpr int ins = complex ? kComplexIns : kRealIns;
-  static constexpr int outs = complex ? kComplexOuts : kRealOuts;
+  static constexpr int ins = complex ? kComplexInputs : kRealInputs;
+  static constexpr int outputs = complex ? kComplexOutputs : kRealOutputs;
 };
 
 // Rows of a chunk as panels: feature-major, `stride` elements (a whole number of registers) per feature.
@@ -41,7 +41,7 @@ struct Chunk {
   T *grad_p, *grad_q;            // [O][stride]
 };
 
-// dl[r][n] = sum_o dP wr + dQ wi;  w: [O][kSpreadIns][wr, wi].
+// dl[r][n] = sum_o dP wr + dQ wi;  w: [O][kSpreadInputs][wr, wi].
 template <typename T, bool complex, int R, int N>
 NPU_INLINE void spread_tile(const Chunk<T>& c, int64_t reg, int64_t out, const T* w, typename Simd<T>::Reg (*dl)[N]) {
   using S = Simd<T>;
@@ -52,7 +52,7 @@ NPU_INLINE void spread_tile(const Chunk<T>& c, int64_t reg, int64_t out, const T
     for (int n = 0; n < N; ++n) dl[r][n] = S::zero();
   for (int64_t o = 0; o < out;) {
     Reg acc[R][N] = {};
-    for (const int64_t end = least(o + kRun, out); o < end; ++o) {
+    for (const int64_t end = min(o + kRun, out); o < end; ++o) {
       Reg dp[R], dq[R];
       for (int r = 0; r < R; ++r) {
         dp[r] = S::load(grad_p + r * S::width);
@@ -66,7 +66,7 @@ NPU_INLINE void spread_tile(const Chunk<T>& c, int64_t reg, int64_t out, const T
           for (int r = 0; r < R; ++r) acc[r][n] = S::fma(dq[r], im, acc[r][n]);
         }
       }
-      grad_p += c.stride, grad_q += c.stride, w += kSpreadIns * (complex ? 2 : 1);
+      grad_p += c.stride, grad_q += c.stride, w += kSpreadInputs * (complex ? 2 : 1);
     }
     for (int r = 0; r < R; ++r)
       for (int n = 0; n < N; ++n) dl[r][n] = dl[r][n] + acc[r][n];
@@ -104,16 +104,16 @@ void spread(const NpuInputs<T>& in, const Chunk<T>& c, int64_t reg, int64_t i, i
   finish_columns<T>(in, c, reg, R, i, ins, N, gate, &dl[0][0], gate_lanes);
 }
 
-// Weights of one model for `spread`: [I / kSpreadIns][O][kSpreadIns][wr, wi], zeros behind I.
+// Weights of one model for `spread`: [I / kSpreadInputs][O][kSpreadInputs][wr, wi], zeros behind I.
 template <typename T, bool complex>
 void pack_spread(const NpuInputs<T>& in, int64_t model, int64_t block, T* packed) {
   constexpr int parts = complex ? 2 : 1;
   const T* wr = in.weight_re + model * in.out * in.in;
   const T* wi = complex ? in.weight_im + model * in.out * in.in : nullptr;
-  const int64_t i0 = block * kSpreadIns;
+  const int64_t i0 = block * kSpreadInputs;
   T* w = packed + i0 * in.out * parts;
   for (int64_t o = 0; o < in.out; ++o) {
-    for (int n = 0; n < kSpreadIns; ++n, w += parts) {
+    for (int n = 0; n < kSpreadInputs; ++n, w += parts) {
       const bool inside = i0 + n < in.in;
       w[0] = inside ? wr[o * in.in + i0 + n] : T(0);
       if constexpr (complex) w[1] = inside ? wi[o * in.in + i0 + n] : T(0);
@@ -121,7 +121,7 @@ void pack_spread(const NpuInputs<T>& in, int64_t model, int64_t block, T* packed
   }
 }
 
-// Adds the weight sums of NI inputs from i and NO outs from o over a chunk's rows to sums[part][O][I].
+// Adds the weight sums of NI inputs from i and NO outputs from o over a chunk's rows to sums[part][O][I].
 template <typename T, bool complex, bool negative, int NI, int NO>
 void sum_tile(const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T* sums) {
   using S = Simd<T>;
@@ -147,7 +147,7 @@ void sum_tile(const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T
   do {
     const bool first = v == 0;
     Reg sp[NI][NO] = {}, sq[NI][NO] = {}, mp[NI][NO] = {}, mq[NI][NO] = {};
-    for (const int64_t end = least(v + kSumRun, c.registers); v < end; ++v) {
+    for (const int64_t end = min(v + kSumRun, c.registers); v < end; ++v) {
       Reg dp[NO], dq[NO];
       for (int b = 0; b < NO; ++b) {
         dp[b] = S::load(grad_p[b] + v * W);
@@ -189,9 +189,9 @@ void sum_tile(const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T
 }
 
 template <typename T, bool complex, bool negative>
-void sum_tile_of(int ins, int outs, const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T* sums) {
+void sum_tile_of(int ins, int outputs, const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T* sums) {
   with_constant<1, SumTile<complex>::ins>(ins, [&](auto ni) {
-    with_constant<1, SumTile<complex>::outs>(outs, [&](auto no) {
+    with_constant<1, SumTile<complex>::outputs>(outputs, [&](auto no) {
       sum_tile<T, complex, negative, decltype(ni)::value, decltype(no)::value>(in, c, i, o, sums);
     });
   });
@@ -199,7 +199,7 @@ void sum_tile_of(int ins, int outs, const NpuInputs<T>& in, const Chunk<T>& c, i
 
 // x, L and m of `count` <= width features from i on.
 template <typename T>
-void turn_inputs(const NpuInputs<T>& in, const T* x, int64_t i, int count, const T* gate, const Chunk<T>& c) {
+void transpose_inputs(const NpuInputs<T>& in, const T* x, int64_t i, int count, const T* gate, const Chunk<T>& c) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   constexpr int W = S::width;
@@ -207,10 +207,10 @@ void turn_inputs(const NpuInputs<T>& in, const T* x, int64_t i, int count, const
   for (int n = 0; n < count; ++n) c.negative[i + n] = false;
   constexpr int R = 4;  // registers of rows at once: neighbouring logarithms do not wait for one another
   for (int64_t v = 0; v < c.registers; v += R) {
-    const int registers = int(least<int64_t>(R, c.registers - v));
+    const int registers = int(min<int64_t>(R, c.registers - v));
     Reg column[R][W];
     for (int r = 0; r < registers; ++r)
-      load_columns_inline<T>(x + (v + r) * W * in.in + i, in.in, int(least<int64_t>(W, c.rows - (v + r) * W)), count,
+      load_columns_inline<T>(x + (v + r) * W * in.in + i, in.in, int(min<int64_t>(W, c.rows - (v + r) * W)), count,
                              column[r]);
     for (int n = 0; n < count; ++n) {
       const Gate<T> g(S::set1(gate[i + n]), eps);
@@ -228,18 +228,18 @@ void turn_inputs(const NpuInputs<T>& in, const T* x, int64_t i, int count, const
 }
 
 // dP and dQ; rows behind the chunk's last one are zero. Rows in their order, since memory is slower where each register
-// of outs takes its own lines of all rows.
+// of outputs takes its own lines of all rows.
 template <typename T>
-void turn_gradients(const NpuBackward<T>& f, int64_t first_row, const Chunk<T>& c) {
+void transpose_gradients(const NpuBackward<T>& f, int64_t first_row, const Chunk<T>& c) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   constexpr int W = S::width;
   const int64_t out = f.inputs.out, left = f.inputs.models * f.inputs.rows - first_row;
   const T* const from[3] = {f.grad_y + first_row * out, f.y + first_row * out, f.s + first_row * out};
   for (int64_t v = 0; v < c.registers; ++v) {
-    const int rows = int(least<int64_t>(W, c.rows - v * W));
+    const int rows = int(min<int64_t>(W, c.rows - v * W));
     for (int64_t o = 0; o < out; o += W) {
-      const int count = int(least<int64_t>(W, out - o));
+      const int count = int(min<int64_t>(W, out - o));
       const int64_t at = v * W * out + o;
       Reg column[3][W];
 #pragma GCC unroll 1  // one transposition in the code, not three
@@ -257,15 +257,15 @@ void turn_gradients(const NpuBackward<T>& f, int64_t first_row, const Chunk<T>& 
 
 // The panel of dx, as rows.
 template <typename T>
-void turn_back(const NpuInputs<T>& in, const Chunk<T>& c, T* grad_x) {
+void transpose_back(const NpuInputs<T>& in, const Chunk<T>& c, T* grad_x) {
   using S = Simd<T>;
   constexpr int W = S::width;
   for (int64_t i = 0; i < in.in; i += W) {
-    const int count = int(least<int64_t>(W, in.in - i));
+    const int count = int(min<int64_t>(W, in.in - i));
     for (int64_t v = 0; v < c.registers; ++v) {
       typename S::Reg column[W];
       for (int n = 0; n < count; ++n) column[n] = S::load(c.x + (i + n) * c.stride + v * W);
-      const int rows = int(least<int64_t>(W, c.rows - v * W));
+      const int rows = int(min<int64_t>(W, c.rows - v * W));
       store_columns_inline<T>(grad_x + v * W * in.in + i, in.in, rows, count, column);
     }
   }
@@ -284,7 +284,7 @@ class Group {
       : f_(f),
         in_(f.inputs),
         chunk_rows_(rows_of_a_chunk(rows)),
-        packed_(ceil_div(in_.in, kSpreadIns) * kSpreadIns * in_.out * (complex ? 2 : 1)),
+        packed_(ceil_div(in_.in, kSpreadInputs) * kSpreadInputs * in_.out * (complex ? 2 : 1)),
         gate_lanes_(in_.in * W),
         panels_(2 * (in_.in + in_.out) * chunk_rows_),
         masks_(in_.in * chunk_rows_ / W),
@@ -296,12 +296,12 @@ class Group {
 
   void run(const GroupTask<T>& task, const Parallel&) const {
     std::memset(task.sums, 0, size_t(kParts<complex> * in_.out * in_.in) * sizeof(T));
-    const int64_t blocks = ceil_div(in_.in, kSpreadIns);
+    const int64_t blocks = ceil_div(in_.in, kSpreadInputs);
     for (int64_t block = 0; task.want_spread && block < blocks; ++block)
       pack_spread<T, complex>(in_, task.model, block, packed_);
     for (int64_t row = task.begin; row < task.end; row += chunk_rows_) {
       Chunk<T> c;
-      c.rows = least(chunk_rows_, task.end - row);
+      c.rows = min(chunk_rows_, task.end - row);
       c.registers = ceil_div(c.rows, W);
       c.stride = c.registers * W;
       c.x = panels_;
@@ -310,7 +310,7 @@ class Group {
       c.grad_q = c.grad_p + in_.out * c.stride;
       c.mask = masks_;
       c.negative = negative_;
-      turn(task, row, c);
+      transpose(task, row, c);
       if (task.want_spread) spread_all(task, row, packed_, c);
       if (task.want_sums) sum_all(c, task.sums);
     }
@@ -319,42 +319,43 @@ class Group {
  private:
   // Long chunks, since every chunk ends with sums over lanes; 16 MiB of panels at most.
   int64_t rows_of_a_chunk(int64_t rows) const {
-    const int64_t row_size = 2 * most<int64_t>(in_.in + in_.out, 1) * int64_t(sizeof(T));
-    const int64_t most_rows = most<int64_t>(128, least<int64_t>(kSpan, (int64_t(1) << 24) / row_size)) / W * W;
-    return most<int64_t>(W, least(most_rows, ceil_div(rows, W) * W));
+    const int64_t row_size = 2 * max<int64_t>(in_.in + in_.out, 1) * int64_t(sizeof(T));
+    const int64_t most_rows = max<int64_t>(128, min<int64_t>(kSpan, (int64_t(1) << 24) / row_size)) / W * W;
+    return max<int64_t>(W, min(most_rows, ceil_div(rows, W) * W));
   }
 
-  void turn(const GroupTask<T>& task, int64_t row, const Chunk<T>& c) const {
+  void transpose(const GroupTask<T>& task, int64_t row, const Chunk<T>& c) const {
     const T* x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;
-    for (int64_t i = 0; i < in_.in; i += W) turn_inputs<T>(in_, x, i, int(least<int64_t>(W, in_.in - i)), task.gate, c);
-    turn_gradients<T>(f_, task.model * in_.rows + row, c);
+    for (int64_t i = 0; i < in_.in; i += W)
+      transpose_inputs<T>(in_, x, i, int(min<int64_t>(W, in_.in - i)), task.gate, c);
+    transpose_gradients<T>(f_, task.model * in_.rows + row, c);
   }
 
   void spread_all(const GroupTask<T>& task, int64_t row, const T* packed, const Chunk<T>& c) const {
     T* const gate_lanes = gate_lanes_;
     std::memset(gate_lanes, 0, size_t(in_.in * W) * sizeof(T));
     for (int64_t v = 0; v < c.registers; v += kSpreadRows) {
-      const int64_t registers = least<int64_t>(kSpreadRows, c.registers - v);
-      for (int64_t i = 0; i < in_.in; i += kSpreadIns) {
-        const int ins = int(least<int64_t>(kSpreadIns, in_.in - i));
+      const int64_t registers = min<int64_t>(kSpreadRows, c.registers - v);
+      for (int64_t i = 0; i < in_.in; i += kSpreadInputs) {
+        const int ins = int(min<int64_t>(kSpreadInputs, in_.in - i));
         const T* w = packed + i * in_.out * (complex ? 2 : 1);
         // As many inputs as there are, in pairs.
         if (ins <= 2) spread_ins<2>(task, c, v, registers, i, ins, w, gate_lanes);
         else if (ins <= 4) spread_ins<4>(task, c, v, registers, i, ins, w, gate_lanes);
-        else if (ins <= 6) spread_ins<least(6, kSpreadIns)>(task, c, v, registers, i, ins, w, gate_lanes);
-        else spread_ins<kSpreadIns>(task, c, v, registers, i, ins, w, gate_lanes);
+        else if (ins <= 6) spread_ins<min(6, kSpreadInputs)>(task, c, v, registers, i, ins, w, gate_lanes);
+        else spread_ins<kSpreadInputs>(task, c, v, registers, i, ins, w, gate_lanes);
       }
       const bool last = v + kSpreadRows >= c.registers;
       if (last || (v + kSpreadRows) % kGateRun == 0) end_gate_run(task, gate_lanes);
       if (!last && (v + kSpreadRows) % kGateRun == 0) std::memset(gate_lanes, 0, size_t(in_.in * W) * sizeof(T));
     }
-    if (f_.grad_x != nullptr) turn_back<T>(in_, c, f_.grad_x + (task.model * in_.rows + row) * in_.in);
+    if (f_.grad_x != nullptr) transpose_back<T>(in_, c, f_.grad_x + (task.model * in_.rows + row) * in_.in);
   }
 
   // Adds the gate's sums of a run over their lanes, and to the total.
   void end_gate_run(const GroupTask<T>& task, const T* gate_lanes) const {
     for (int64_t i = 0; i < in_.in; i += W) {
-      const int count = int(least<int64_t>(W, in_.in - i));
+      const int count = int(min<int64_t>(W, in_.in - i));
       Reg lanes[W];
       for (int n = 0; n < W; ++n) lanes[n] = n < count ? S::load(gate_lanes + (i + n) * W) : S::zero();
       T sums[W];
@@ -372,15 +373,15 @@ class Group {
   }
 
   void sum_all(const Chunk<T>& c, T* sums) const {
-    constexpr int NI = SumTile<complex>::ins, NO = SumTile<complex>::outs;
+    constexpr int NI = SumTile<complex>::ins, NO = SumTile<complex>::outputs;
     for (int64_t o = 0; o < in_.out; o += NO) {
-      const int outs = int(least<int64_t>(NO, in_.out - o));
+      const int outputs = int(min<int64_t>(NO, in_.out - o));
       for (int64_t i = 0; i < in_.in; i += NI) {
-        const int ins = int(least<int64_t>(NI, in_.in - i));
+        const int ins = int(min<int64_t>(NI, in_.in - i));
         bool negative = false;
         for (int a = 0; a < ins; ++a) negative |= c.negative[i + a];
-        if (negative) sum_tile_of<T, complex, true>(ins, outs, in_, c, i, o, sums);
-        else sum_tile_of<T, complex, false>(ins, outs, in_, c, i, o, sums);
+        if (negative) sum_tile_of<T, complex, true>(ins, outputs, in_, c, i, o, sums);
+        else sum_tile_of<T, complex, false>(ins, outputs, in_, c, i, o, sums);
       }
     }
   }

@@ -1,5 +1,5 @@
 // The panels of the wide backward (npu/backward_wide.h): L, m, dP and dQ of a chunk of rows. A block of inputs, or a
-// tile of outs, has all its rows one after the other, in the order in which the register tiles read them.
+// tile of outputs, has all its rows one after the other, in the order in which the register tiles read them.
 #pragma once
 
 #include "npu/backward.h"
@@ -10,9 +10,9 @@ namespace wide {
 
 // Registers of inputs of a block.
 constexpr int kVectors = 2;
-// Outs of a tile.
+// Outputs of a tile.
 template <bool complex>
-constexpr int kSumOuts = complex ? 3 : 6;
+constexpr int kSumOutputs = complex ? 3 : 6;
 // Rows that the weight sums of a tile run over before they join the total, which may lie in memory: more of them join
 // less often, fewer stay closer. Twice as many where their panels fit in kPanels. A multiple of every group size in
 // simd/simd.h.
@@ -43,8 +43,8 @@ class Chunk {
 
  public:
   static constexpr int kBlock = kVectors * W;                           // inputs
-  static constexpr int kOuts = kSumOuts<complex>;                       // of a tile
-  static constexpr int kGrads = 2 * kOuts;                              // dP and dQ of a row and tile
+  static constexpr int kOutputs = kSumOutputs<complex>;                 // of a tile
+  static constexpr int kGrads = 2 * kOutputs;                           // dP and dQ of a row and tile
   static constexpr int kGroup = S::group_size > 0 ? S::group_size : 1;  // rows of a lookup
 
   // For so many rows, or for some of them at a time.
@@ -52,8 +52,8 @@ class Chunk {
       : f_(f),
         in_(f.inputs),
         blocks_(ceil_div(in_.in, kBlock)),
-        room_(kSumRows * least(most<int64_t>(1, ceil_div(rows, kSumRows)),
-                               most<int64_t>(1, kPanels / (row_size(in_) * kSumRows)))),
+        room_(kSumRows *
+              min(max<int64_t>(1, ceil_div(rows, kSumRows)), max<int64_t>(1, kPanels / (row_size(in_) * kSumRows)))),
         looks_up_(S::group_size > 0 && in_.in >= lookup_inputs()),
         log_r_(room_ * blocks_ * kBlock),
         grads_(room_ * tiles(in_) * kGrads),
@@ -72,7 +72,7 @@ class Chunk {
   // The chunk's rows are those of the task from `row` on.
   void begin(const GroupTask<T>& task, int64_t row) {
     first_ = row == task.begin;
-    rows_ = least(room_, task.end - row);
+    rows_ = min(room_, task.end - row);
     row_ = task.model * in_.rows + row;
     x_ = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;
   }
@@ -96,16 +96,16 @@ class Chunk {
     for (int64_t b = begin; b < end; b += kLogRows) {
       for (int64_t block = first; block < last; ++block)
         for (int v = 0; v < kVectors && block * kBlock + v * W < in_.in; ++v)
-          negative(block, begin) |= prepare_logs(task, b, least(b + kLogRows, end), block, v);
+          negative(block, begin) |= prepare_logs(task, b, min(b + kLogRows, end), block, v);
     }
     for (int64_t b = begin; b < end; b += kGradRows) {
-      const int rows = int(least<int64_t>(kGradRows, end - b)), next = int(least<int64_t>(kGradRows, end - b - rows));
+      const int rows = int(min<int64_t>(kGradRows, end - b)), next = int(min<int64_t>(kGradRows, end - b - rows));
       prepare_grads(b, rows, next);
     }
   }
 
  private:
-  static int64_t tiles(const NpuInputs<T>& in) { return ceil_div(in.out, kOuts); }
+  static int64_t tiles(const NpuInputs<T>& in) { return ceil_div(in.out, kOutputs); }
   static int64_t row_size(const NpuInputs<T>& in) {
     return (ceil_div(in.in, kBlock) * kBlock + tiles(in) * kGrads) * int64_t(sizeof(T));
   }
@@ -113,7 +113,7 @@ class Chunk {
   // L and m of a register of inputs; returns whether any is negative.
   bool prepare_logs(const GroupTask<T>& task, int64_t begin, int64_t end, int64_t block, int v) const {
     const int64_t i = block * kBlock + v * W;
-    const int count = int(least<int64_t>(W, in_.in - i));
+    const int count = int(min<int64_t>(W, in_.in - i));
     const Gate<T> gate(S::load_first(task.gate + i, count), S::set1(in_.eps));  // 0 behind I: r = 1, L = 0
     const int64_t step = in_.in;  // read once: the compiler thinks that a store could change it
     const T* x_row = x(begin, i);
@@ -144,18 +144,18 @@ class Chunk {
 
   // dP and dQ of some rows, tile by tile, which lie in pages of their own. Fetches the next rows'.
   void prepare_grads(int64_t b, int rows, int next) const {
-    constexpr int kTiles = W / kOuts, kStep = most(1, kTiles) * kOuts;  // of a register
+    constexpr int kTiles = W / kOutputs, kStep = max(1, kTiles) * kOutputs;  // of a register
     using Tiles = std::make_integer_sequence<int, kTiles>;
     // Read once: the compiler thinks that a store could change them.
     const int64_t out = in_.out, from = row(b) * out, left = in_.models * in_.rows * out - from, step = room_ * kGrads;
     const T *const grad_y = f_.grad_y + from, *const y = f_.y + from, *const s = f_.s + from;
     T* to = grads(0, b);
-    for (int64_t o = 0; o < out; o += kStep, to += kStep / kOuts * step) {
+    for (int64_t o = 0; o < out; o += kStep, to += kStep / kOutputs * step) {
       for (int r = rows; r < rows + next; ++r)
         for (const T* p : {grad_y, y, s}) __builtin_prefetch(p + r * out + o);
-      const int count = int(least<int64_t>(kStep, out - o));
+      const int count = int(min<int64_t>(kStep, out - o));
       if constexpr (kTiles > 0) {
-        // Whole registers, unless the last one went beyond the last row: what lies behind the outs is never used.
+        // Whole registers, unless the last one went beyond the last row: what lies behind the outputs is never used.
         const auto store_rows = [&](int tiles, const auto& load) __attribute__((always_inline)) {
           for (int r = 0; r < rows; ++r) {
             const int64_t at = r * out + o;
@@ -164,40 +164,41 @@ class Chunk {
         };
         if (count == kStep && (rows - 1) * out + o + W <= left)
           store_rows(kTiles, [](const T* p) { return S::load(p); });
-        else store_rows(int(ceil_div(count, kOuts)), [count](const T* p) { return S::load_first(p, count); });
+        else store_rows(int(ceil_div(count, kOutputs)), [count](const T* p) { return S::load_first(p, count); });
       } else {
         for (int r = 0; r < rows; ++r) {
           for (int n = 0; n < count; ++n) {
             const int64_t at = r * out + o + n;
             to[r * kGrads + n] = grad_y[at] * y[at];
-            to[r * kGrads + kOuts + n] = -grad_y[at] * s[at];
+            to[r * kGrads + kOutputs + n] = -grad_y[at] * s[at];
           }
         }
       }
     }
   }
 
-  // The dP and dQ of up to a register of outs: so many tiles, `step` apart.
+  // The dP and dQ of up to a register of outputs: so many tiles, `step` apart.
   template <int... Tile>
   static NPU_INLINE void store_grads(Reg grad_y, Reg y, Reg s, int tiles, T* to, int64_t step,
                                      std::integer_sequence<int, Tile...>) {
     const Reg p = grad_y * y, q = -grad_y * s;
     const auto store = [&](auto tile) __attribute__((always_inline)) {
-      constexpr int kFirst = decltype(tile)::value * kOuts;
+      constexpr int kFirst = decltype(tile)::value * kOutputs;
       if (tile >= tiles) return;
       T* const at = to + tile * step;
       if constexpr (S::stores_masked && kGrads <= W) {
         S::template store_first<kGrads>(at, pick_tile<kFirst>(p, q, std::make_integer_sequence<int, W>{}));
       } else {
-        std::memcpy(at, reinterpret_cast<const T*>(&p) + kFirst, kOuts * sizeof(T));
-        std::memcpy(at + kOuts, reinterpret_cast<const T*>(&q) + kFirst, kOuts * sizeof(T));
+        std::memcpy(at, reinterpret_cast<const T*>(&p) + kFirst, kOutputs * sizeof(T));
+        std::memcpy(at + kOutputs, reinterpret_cast<const T*>(&q) + kFirst, kOutputs * sizeof(T));
       }
     };
     (store(std::integral_constant<int, Tile>{}), ...);
   }
   template <int first, int... L>
   static NPU_INLINE Reg pick_tile(Reg p, Reg q, std::integer_sequence<int, L...>) {
-    return S::pick(p, q, std::integer_sequence<int, (L < kOuts ? first + L : W + first + (L - kOuts) % kOuts)...>{});
+    return S::pick(p, q,
+                   std::integer_sequence<int, (L < kOutputs ? first + L : W + first + (L - kOutputs) % kOutputs)...>{});
   }
 
   const NpuBackward<T>& f_;

@@ -1,6 +1,6 @@
 // The backward of layers with many inputs, by the formulas of npu/backward.cpp: a register holds `width` inputs of one
-// row, so that nothing is turned and no sum runs over lanes. A chunk of rows becomes panels (npu/backward_panels.h);
-// ranges of I are then independent.
+// row, so that nothing is transposed and no sum runs over lanes. A chunk of rows becomes panels
+// (npu/backward_panels.h); ranges of I are then independent.
 #pragma once
 
 #include "npu/backward_panels.h"
@@ -10,7 +10,7 @@ namespace NPU_ISA {
 namespace wide {
 
 // Register tiles. dL: kSpreadRows rows x a block of inputs, or kSpreadRest of those that are left. Weight sums: a tile
-// of outs x a block of inputs, two (RealNPU) or four sums each: all at once in 32 registers; in 16 the real products
+// of outputs x a block of inputs, two (RealNPU) or four sums each: all at once in 32 registers; in 16 the real products
 // first, the mask products then.
 #if defined(__AVX512F__)
 constexpr int kSpreadRows = 12;
@@ -38,9 +38,9 @@ constexpr int64_t kSumRun = 48;
 // kSumRun is a multiple of every group size in simd/simd.h too.
 static_assert(kSumRows % kTableRows == 0 && kTableRows % kSumRun == 0);
 
-// Outs that an accumulator of dL takes up: shorter runs cost time and have no smaller errors. Whole tiles of them.
+// Outputs that an accumulator of dL takes up: shorter runs cost time and have no smaller errors. Whole tiles of them.
 constexpr int64_t kSpreadRun = 66;
-static_assert(kSpreadRun % kSumOuts<true> == 0 && kSpreadRun % kSumOuts<false> == 0);
+static_assert(kSpreadRun % kSumOutputs<true> == 0 && kSpreadRun % kSumOutputs<false> == 0);
 
 enum class Signs { kNone, kMasked, kLookup };
 enum class Products { kReal, kMask, kBoth };
@@ -55,24 +55,24 @@ class Group {
   using Mask = typename S::Mask;
   using Panels = Chunk<T, complex>;
   static constexpr int W = S::width;
-  static constexpr int kBlock = Panels::kBlock, kOuts = Panels::kOuts;
+  static constexpr int kBlock = Panels::kBlock, kOutputs = Panels::kOutputs;
   static constexpr int kGrads = Panels::kGrads, kGroup = Panels::kGroup;
   static constexpr int kWeights = complex ? 2 : 1;
-  using TileSums = Reg[kOuts][kVectors][kParts<complex>];
-  static constexpr int kTileSums = kOuts * kBlock * kParts<complex>;
+  using TileSums = Reg[kOutputs][kVectors][kParts<complex>];
+  static constexpr int kTileSums = kOutputs * kBlock * kParts<complex>;
 
  public:
-  // [tiles of outs][blocks of inputs][a tile's sums]: those of a tile and a block lie beside each other.
+  // [tiles of outputs][blocks of inputs][a tile's sums]: those of a tile and a block lie beside each other.
   struct Order {
     static int64_t size(const NpuInputs<T>& in) {
-      return ceil_div(in.out, kOuts) * ceil_div(in.in, kBlock) * kTileSums;
+      return ceil_div(in.out, kOutputs) * ceil_div(in.in, kBlock) * kTileSums;
     }
     static int64_t tile_at(const NpuInputs<T>& in, int64_t tile, int64_t block) {
       return (tile * ceil_div(in.in, kBlock) + block) * kTileSums;
     }
     static int64_t at(const NpuInputs<T>& in, int part, int64_t o, int64_t i) {
-      const int64_t within = (o % kOuts * kVectors + i % kBlock / W) * kParts<complex> + part;
-      return tile_at(in, o / kOuts, i / kBlock) + within * W;
+      const int64_t within = (o % kOutputs * kVectors + i % kBlock / W) * kParts<complex> + part;
+      return tile_at(in, o / kOutputs, i / kBlock) + within * W;
     }
   };
 
@@ -87,7 +87,7 @@ class Group {
   // Each thread makes dP and dQ anew: to fetch them from another core would take as long.
   void run(const GroupTask<T>& task, const Parallel& inner) const {
     std::memset(task.phase_sums, 0, size_t(in_.in) * sizeof(T));
-    const int64_t threads = least<int64_t>(inner.threads, 2 * ceil_div(in_.in, kBlock));
+    const int64_t threads = min<int64_t>(inner.threads, 2 * ceil_div(in_.in, kBlock));
     inner.over(threads, [&](int64_t begin, int64_t end)
                             NPU_ONCE { run_parts(task, first_part(begin, threads), first_part(end, threads)); });
   }
@@ -97,7 +97,7 @@ class Group {
   int64_t first_part(int64_t thread, int64_t threads) const {
     if (thread == threads) return 2 * ceil_div(in_.in, kBlock);
     const int64_t vectors = ceil_div(in_.in, W), work = 3 * vectors * thread / threads;
-    const int64_t block = work / (3 * kVectors), in_block = least<int64_t>(kVectors, vectors - block * kVectors);
+    const int64_t block = work / (3 * kVectors), in_block = min<int64_t>(kVectors, vectors - block * kVectors);
     const int64_t behind = work - block * 3 * kVectors;
     return 2 * block + (behind >= in_block) + (2 * behind >= 5 * in_block);
   }
@@ -113,7 +113,7 @@ class Group {
     for (int64_t row = task.begin; row < task.end; row += c.room()) {
       c.begin(task, row);
       for (int64_t b = 0; b < c.rows(); b += kSumRows)
-        c.prepare(task, b, least(b + kSumRows, c.rows()), first_sum, task.want_sums ? last_sum : first_sum);
+        c.prepare(task, b, min(b + kSumRows, c.rows()), first_sum, task.want_sums ? last_sum : first_sum);
       for (int64_t block = first; block < last; ++block) {
         if (packs) spread<true>(task, c, block, packed + (block - first) * packed_size);
         else if (task.want_spread) spread<false>(task, c, block, nullptr);
@@ -124,7 +124,7 @@ class Group {
 
   // The weights of a block for dL: [O][wr of kBlock inputs, wi], zeros behind I.
   void pack(int64_t model, int64_t block, T* w) const {
-    const int64_t i0 = block * kBlock, count = least<int64_t>(kBlock, in_.in - i0);
+    const int64_t i0 = block * kBlock, count = min<int64_t>(kBlock, in_.in - i0);
     for (int64_t o = 0; o < in_.out; ++o) {
       const int64_t at = (model * in_.out + o) * in_.in + i0;
       for (int part = 0; part < kWeights; ++part, w += kBlock) {
@@ -138,7 +138,7 @@ class Group {
   // some kRun rows, and the runs the total, for the rounding errors' sake.
   template <bool packs>
   void spread(const GroupTask<T>& task, const Panels& c, int64_t block, const T* w) const {
-    const int64_t i0 = block * kBlock, i1 = least(i0 + kBlock, in_.in);
+    const int64_t i0 = block * kBlock, i1 = min(i0 + kBlock, in_.in);
     T run[kBlock] = {};
     int64_t in_run = 0;
     for (int64_t b = 0; b < c.rows();) {
@@ -178,7 +178,7 @@ class Group {
     int64_t o = 0;
     while (o < in_.out) {
       Reg run[R][V] = {};
-      // The n-th out of the tile of outs that o begins.
+      // The n-th out of the tile of outputs that o begins.
       const auto add = [&](int n) __attribute__((always_inline)) {
         for (int part = 0; part < kWeights; ++part) {
           Reg factor[V];
@@ -188,18 +188,18 @@ class Group {
             } else {
               const int64_t at = (task.model * in_.out + o + n) * in_.in + i0 + v * W;
               factor[v] =
-                  S::load_first((part ? in_.weight_im : in_.weight_re) + at, int(least<int64_t>(W, i1 - i0 - v * W)));
+                  S::load_first((part ? in_.weight_im : in_.weight_re) + at, int(min<int64_t>(W, i1 - i0 - v * W)));
             }
           }
           for (int r = 0; r < R; ++r) {
-            const Reg d = S::set1(grad[r * kGrads + part * kOuts + n]);
+            const Reg d = S::set1(grad[r * kGrads + part * kOutputs + n]);
             for (int v = 0; v < V; ++v) S::accumulate(run[r][v], d, factor[v]);
           }
         }
       };
-      const int64_t end = least(o + kSpreadRun, in_.out);
-      for (; o + kOuts <= end; o += kOuts, grad += c.room() * kGrads)
-        for (int n = 0; n < kOuts; ++n) add(n);
+      const int64_t end = min(o + kSpreadRun, in_.out);
+      for (; o + kOutputs <= end; o += kOutputs, grad += c.room() * kGrads)
+        for (int n = 0; n < kOutputs; ++n) add(n);
       for (int n = 0; n < end - o; ++n) add(n);
       o = end;
       for (int r = 0; r < R; ++r)
@@ -217,7 +217,7 @@ class Group {
     T* grad_row = f_.grad_x == nullptr ? nullptr : f_.grad_x + c.row(b) * step + i0;
     for (int v = 0; v < vectors; ++v) {
       const int64_t i = i0 + v * W;
-      const int count = int(least<int64_t>(W, i1 - i));
+      const int count = int(min<int64_t>(W, i1 - i));
       const Gate<T> gate(S::load_first(task.gate + i, count), S::set1(in_.eps));
       Reg gate_sum = S::zero();
       for (int r = 0; r < rows; ++r) {
@@ -229,20 +229,20 @@ class Group {
     }
   }
 
-  // The weight sums of the blocks of inputs [first, last): a tile of outs after the other, of some blocks at a time.
+  // The weight sums of the blocks of inputs [first, last): a tile of outputs after the other, of some blocks at a time.
   void sum(const GroupTask<T>& task, const Panels& c, int64_t first, int64_t last) const {
-    alignas(64) T tables[S::group_size > 0 ? kOuts * (kTableRows / kGroup) * 2 * W : 1];
+    alignas(64) T tables[S::group_size > 0 ? kOutputs * (kTableRows / kGroup) * 2 * W : 1];
     const int64_t sum_rows = Panels::sum_rows(in_);
     for (int64_t b = 0; b < c.rows(); b += sum_rows) {
-      const int64_t end = least(b + sum_rows, c.rows());
+      const int64_t end = min(b + sum_rows, c.rows());
       for (int64_t block = first; block < last; block += kSumBlocks) {
-        const int64_t blocks = least<int64_t>(kSumBlocks, last - block);
+        const int64_t blocks = min<int64_t>(kSumBlocks, last - block);
         const bool looks_up = c.looks_up() && any_negative(c, b, end, block, blocks);
-        for (int64_t tile = 0; tile * kOuts < in_.out; ++tile) {
+        for (int64_t tile = 0; tile * kOutputs < in_.out; ++tile) {
           TileSums sums[kSumBlocks];
           std::memset(sums, 0, size_t(blocks) * sizeof(TileSums));
           for (int64_t row = b; row < end; row += kTableRows) {
-            const int64_t row_end = least(row + kTableRows, end);
+            const int64_t row_end = min(row + kTableRows, end);
             const bool last_rows = row_end == end;
             if (looks_up) fill_tables(c, row, row_end, tile, tables);
             if (last_rows) fetch_sums(task, block, tile);
@@ -268,13 +268,13 @@ class Group {
     return c.looks_up() ? Signs::kLookup : Signs::kMasked;
   }
 
-  // The partial sums of every group of rows from b to the one with `end`: [groups][outs][of dQ, of dP]. Sums with rows
-  // behind the last one, which may be anything, are never looked up.
+  // The partial sums of every group of rows from b to the one with `end`: [groups][outputs][of dQ, of dP]. Sums with
+  // rows behind the last one, which may be anything, are never looked up.
   static void fill_tables(const Panels& c, int64_t b, int64_t end, int64_t tile, T* table) {
     const T* grad = c.grads(tile, b);
     for (; b < end; b += kGroup, grad += kGroup * kGrads) {
-      for (int n = 0; n < kOuts; ++n, table += 2 * W) {
-        S::store(table, S::partial_sums(grad + kOuts + n, kGrads, kGroup));
+      for (int n = 0; n < kOutputs; ++n, table += 2 * W) {
+        S::store(table, S::partial_sums(grad + kOutputs + n, kGrads, kGroup));
         if constexpr (complex) S::store(table + W, S::partial_sums(grad + n, kGrads, kGroup));
       }
     }
@@ -289,17 +289,17 @@ class Group {
 
   void add_rows_of(Signs signs, const Panels& c, int64_t b, int64_t end, int64_t block, int64_t tile, const T* tables,
                    TileSums& sums) const {
-    const auto run = [&](auto outs, auto registers) __attribute__((always_inline)) {
-      constexpr int n = decltype(outs)::value, v = decltype(registers)::value;
+    const auto run = [&](auto outputs, auto registers) __attribute__((always_inline)) {
+      constexpr int n = decltype(outputs)::value, v = decltype(registers)::value;
       if (signs == Signs::kNone) add_rows<Signs::kNone, n, v>(c, b, end, block, tile, tables, sums);
       else if (signs == Signs::kMasked) add_rows<Signs::kMasked, n, v>(c, b, end, block, tile, tables, sums);
       else if constexpr (S::group_size > 0) add_rows<Signs::kLookup, n, v>(c, b, end, block, tile, tables, sums);
     };
     using One = std::integral_constant<int, 1>;
-    using Whole = std::integral_constant<int, kOuts>;
+    using Whole = std::integral_constant<int, kOutputs>;
     using Vectors = std::integral_constant<int, kVectors>;
     const bool one = in_.in - block * kBlock <= W;
-    if (in_.out - tile * kOuts > 1) return one ? run(Whole{}, One{}) : run(Whole{}, Vectors{});
+    if (in_.out - tile * kOutputs > 1) return one ? run(Whole{}, One{}) : run(Whole{}, Vectors{});
     return one ? run(One{}, One{}) : run(One{}, Vectors{});
   }
 
@@ -312,15 +312,15 @@ class Group {
       return;
     }
     const NpuBackward<T> f = f_;  // read once: the compiler thinks that a store could change it
-    const int64_t in = f.inputs.in, o = tile * kOuts;
-    const int outs = int(least<int64_t>(kOuts, f.inputs.out - o));
+    const int64_t in = f.inputs.in, o = tile * kOutputs;
+    const int outputs = int(min<int64_t>(kOutputs, f.inputs.out - o));
     for (int v = 0; v < kVectors; ++v) {
       const int64_t i = block * kBlock + v * W;
-      const int count = int(least<int64_t>(W, in - i));
+      const int count = int(min<int64_t>(W, in - i));
       if (count <= 0) break;
       const Reg gate = S::load_first(task.gate + i, count);
       Reg phase = S::load_first(task.phase_sums + i, count);
-      for (int n = 0; n < outs; ++n)
+      for (int n = 0; n < outputs; ++n)
         weight_gradients<T, complex>(f, (task.model * f.inputs.out + o + n) * in + i, count, gate, sums[n][v], phase);
       S::store_first(task.phase_sums + i, phase, count);
     }
@@ -347,7 +347,7 @@ class Group {
     const Mask* m = masked ? c.mask(block, b) : nullptr;
     const typename S::Bits* indices = looked_up ? c.index(block, b) : nullptr;
     while (b < end) {
-      const int64_t run_end = least(b + kSumRun, end);
+      const int64_t run_end = min(b + kSumRun, end);
       Reg sp[N][V] = {}, sq[N][V] = {}, mp[N][V] = {}, mq[N][V] = {};
       const auto add_row = [&]() __attribute__((always_inline)) {
         Reg l[V];
@@ -361,7 +361,7 @@ class Group {
             for (int v = 0; complex && masked && v < V; ++v) mp[n][v] = S::add_masked(mp[n][v], negative[v], dp);
           }
           if constexpr ((complex && reals) || masked) {
-            const Reg dq = S::set1(grad[kOuts + n]);
+            const Reg dq = S::set1(grad[kOutputs + n]);
             for (int v = 0; complex && reals && v < V; ++v) S::accumulate(sq[n][v], dq, l[v]);
             for (int v = 0; masked && v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], negative[v], dq);
           }
@@ -375,7 +375,7 @@ class Group {
           for (int v = 0; v < V; ++v) mq[n][v] = mq[n][v] + S::lookup(S::load(table), indices[v]);
           for (int v = 0; complex && v < V; ++v) mp[n][v] = mp[n][v] + S::lookup(S::load(table + W), indices[v]);
         }
-        tables += kOuts * 2 * W, indices += kVectors;
+        tables += kOutputs * 2 * W, indices += kVectors;
       };
       if constexpr (looked_up) {
         for (; b + kGroup <= run_end; b += kGroup) {

@@ -6,7 +6,7 @@
 //   P = sum_i L wr - pi m ghat wi            Q = sum_i L wi + pi m ghat wr       (wi = 0: RealNPU)
 //   y = exp(P) cos(Q),  s = exp(P) sin(Q)
 //
-// A tile of rows is turned into a panel (L and the masks m, [I][registers of rows]); register tiles of P and Q run
+// A tile of rows is transposed into a panel (L and the masks m, [I][registers of rows]); register tiles of P and Q run
 // over I with broadcast weights; exp and sincos finish them before they leave the first-level cache. No [B, I] array is
 // written, none of size [B, O] but the results. A tile without a negative input leaves out its mask products.
 #include "npu/forward_few_rows.h"
@@ -17,17 +17,17 @@ namespace npu {
 namespace NPU_ISA {
 namespace {
 
-// Registers of a tile of P and of Q: rows x outs, sized to the register file. A RealNPU's Q has mask products alone; in
-// 16 registers they take turns with P.
+// Registers of a tile of P and of Q: rows x outputs, sized to the register file. A RealNPU's Q has mask products alone;
+// in 16 registers they take turns with P.
 constexpr int kTileRows = 3;
 #if defined(__AVX512F__)
 constexpr bool kAtOnce = true;
 template <bool complex>
-constexpr int kTileOuts = 4;
+constexpr int kTileOutputs = 4;
 #else
 constexpr bool kAtOnce = false;
 template <bool complex>
-constexpr int kTileOuts = complex ? 2 : 4;
+constexpr int kTileOutputs = complex ? 2 : 4;
 #endif
 
 // Inputs of a block: a multiple of every Phase<T>::inputs.
@@ -99,9 +99,10 @@ struct Phase {
   };
 };
 
-// A block of kTileOuts<complex> outs and up to kInBlock inputs of one model, in the order in which the tiles read it:
-//   reals   [inputs][outs][wr, wi]
-//   phases  [groups of inputs][outs][tables of pi ghat wr, -pi ghat wi]
+// A block of kTileOutputs<complex> outputs and up to kInBlock inputs of one model, in the order in which the tiles read
+// it:
+//   reals   [inputs][outputs][wr, wi]
+//   phases  [groups of inputs][outputs][tables of pi ghat wr, -pi ghat wi]
 template <typename T, bool complex>
 struct PackedWeights {
   using S = Simd<T>;
@@ -114,30 +115,31 @@ struct PackedWeights {
   Scratch<T> reals, phases;
 
   explicit PackedWeights(int64_t ins)
-      : reals(ins * kTileOuts<complex> * parts), phases(Phase<T>::groups(ins) * kTileOuts<complex> * parts * entries) {}
+      : reals(ins * kTileOutputs<complex> * parts),
+        phases(Phase<T>::groups(ins) * kTileOutputs<complex> * parts * entries) {}
 
-  // Inputs [i0, i0 + ins) of outs [o, o + outs); phases only where an input is negative.
-  void pack(const NpuInputs<T>& in, int64_t model, const T* gate, int64_t i0, int64_t ins, int64_t o, int outs,
+  // Inputs [i0, i0 + ins) of outputs [o, o + outputs); phases only where an input is negative.
+  void pack(const NpuInputs<T>& in, int64_t model, const T* gate, int64_t i0, int64_t ins, int64_t o, int outputs,
             bool negative) {
     const int64_t first = (model * in.out + o) * in.in + i0;
-    const int64_t whole = outs == kTileOuts<complex> ? pack_tile(in, first, ins) : 0;
-    for (int n = 0; n < outs; ++n) {
+    const int64_t whole = outputs == kTileOutputs<complex> ? pack_tile(in, first, ins) : 0;
+    for (int n = 0; n < outputs; ++n) {
       const T* re = in.weight_re + first + n * in.in;
       const T* im = complex ? in.weight_im + first + n * in.in : nullptr;
-      T* real = reals + (whole * outs + n) * parts;
-      for (int64_t i = whole; i < ins; ++i, real += outs * parts) {
+      T* real = reals + (whole * outputs + n) * parts;
+      for (int64_t i = whole; i < ins; ++i, real += outputs * parts) {
         real[0] = re[i];
         if constexpr (complex) real[1] = im[i];
       }
-      if (negative) pack_phases(re, im, gate + i0, ins, phases + n * parts * entries, outs * parts * entries);
+      if (negative) pack_phases(re, im, gate + i0, ins, phases + n * parts * entries, outputs * parts * entries);
     }
   }
 
  private:
-  // The reals of a whole tile of outs, whose weights begin at `first`, for as many inputs as fill whole registers;
+  // The reals of a whole tile of outputs, whose weights begin at `first`, for as many inputs as fill whole registers;
   // returns how many these are.
   int64_t pack_tile(const NpuInputs<T>& in, int64_t first, int64_t ins) {
-    constexpr int kRow = kTileOuts<complex> * parts;
+    constexpr int kRow = kTileOutputs<complex> * parts;
     int64_t i = 0;
     if constexpr (kRow <= W) {
       for (; i + W <= ins; i += W) {
@@ -157,7 +159,7 @@ struct PackedWeights {
   static void pack_phases(const T* re, const T* im, const T* gate, int64_t ins, T* table, int64_t step) {
     alignas(64) T terms[parts][kInBlock], pairs[parts][S::sums_pairs ? kInBlock : 1];
     for (int64_t i = 0; i < ins; i += W) {
-      const int count = int(least<int64_t>(W, ins - i));
+      const int count = int(min<int64_t>(W, ins - i));
       const Reg angle = S::set1(T(kPi)) * S::load_first(gate + i, count);
       for (int part = 0; part < parts; ++part) {
         const Reg term = part ? -angle * S::load_first(im + i, count) : angle * S::load_first(re + i, count);
@@ -176,7 +178,7 @@ struct PackedWeights {
   }
 };
 
-// p[r][n] = sum_i L[i][r] wr[n][i] - pi m ghat wi,  q likewise;  R registers of rows, N outs. `resume` adds to what
+// p[r][n] = sum_i L[i][r] wr[n][i] - pi m ghat wi,  q likewise;  R registers of rows, N outputs. `resume` adds to what
 // p_out and q_out hold. A function of its own: inlined, GCC keeps sums of some tiles on the stack.
 template <typename T, bool complex, bool negative, int R, int N>
 NPU_NOINLINE void product_tile(const T* log_r, const typename Phase<T>::Slot* slots, int64_t in, const T* reals,
@@ -227,7 +229,7 @@ NPU_NOINLINE void product_tile(const T* log_r, const typename Phase<T>::Slot* sl
   do {
     clear(p);
     if constexpr (together) clear(q);
-    const int64_t end = least(i + kRun, in), groups = Phase<T>::groups(end - i);
+    const int64_t end = min(i + kRun, in), groups = Phase<T>::groups(end - i);
     for (; i + group <= end; i += group) {
       for (int j = 0; j < group; ++j) multiply();
       if constexpr (negative && together) turn();
@@ -249,7 +251,7 @@ NPU_NOINLINE void product_tile(const T* log_r, const typename Phase<T>::Slot* sl
 // Fetches a line of up to a register of rows, `step` elements apart, which are soon written.
 template <typename T>
 NPU_INLINE void fetch_for_writing(const T* first, int64_t rows, int64_t step) {
-  for (int64_t r = 0; r < least<int64_t>(rows, Simd<T>::width); ++r) __builtin_prefetch(first + r * step, 1);
+  for (int64_t r = 0; r < min<int64_t>(rows, Simd<T>::width); ++r) __builtin_prefetch(first + r * step, 1);
 }
 // Whether so many rows are worth it: if they are few, they are in a cache already.
 template <typename T>
@@ -268,10 +270,10 @@ bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, int registers, 
   const Reg eps = S::set1(in.eps);
   bool negative = false;
   for (int r = 0; r < registers; ++r) {
-    const int valid = int(most<int64_t>(0, least<int64_t>(W, rows - r * W)));
+    const int valid = int(max<int64_t>(0, min<int64_t>(W, rows - r * W)));
     typename Phase<T>::Signs signs(slots + r, registers);
     for (int64_t i0 = 0; i0 < in.in; i0 += W) {
-      const int count = int(least<int64_t>(W, in.in - i0));
+      const int count = int(min<int64_t>(W, in.in - i0));
       Reg column[W];
       fetch_part<T>(x + (r + 1) * W * in.in, ahead - (r + 1) * W, in.in, i0, count);
       load_columns_inline<T>(x + r * W * in.in + i0, in.in, valid, count, column);
@@ -288,7 +290,7 @@ bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, int registers, 
   return negative;
 }
 
-// The rows of a tile: L, m, and P and Q of the outs that are kept.
+// The rows of a tile: L, m, and P and Q of the outputs that are kept.
 template <typename T>
 struct Panel {
   int64_t row, rows;  // the first of all models' rows, and how many
@@ -298,10 +300,10 @@ struct Panel {
   typename Phase<T>::Slot* slots;
 };
 
-// y and s of `outs` outs from o on; `first` is the first of those kept. `ahead` rows from the tile's first on are worth
-// fetching.
+// y and s of `outputs` outputs from o on; `first` is the first of those kept. `ahead` rows from the tile's first on are
+// worth fetching.
 template <typename T>
-void finish(const NpuForward<T>& f, const Panel<T>& t, int64_t first, int64_t o, int outs, int64_t ahead) {
+void finish(const NpuForward<T>& f, const Panel<T>& t, int64_t first, int64_t o, int outputs, int64_t ahead) {
   using S = Simd<T>;
   constexpr int W = S::width;
   T* const to[2] = {f.y, f.s};
@@ -310,21 +312,21 @@ void finish(const NpuForward<T>& f, const Panel<T>& t, int64_t first, int64_t o,
     for (T* const result : to)
       if (result != nullptr) fetch_for_writing<T>(result + next, ahead - (r + 1) * W, f.inputs.out);
     typename S::Reg column[2][W];  // y and s
-    for (int n = 0; n < outs; ++n) {
+    for (int n = 0; n < outputs; ++n) {
       const int64_t from = ((o - first + n) * t.registers + r) * W;
-      outputs<T>(S::load(t.p + from), S::load(t.q + from), &column[0][n], &column[1][n]);
+      finish_outputs<T>(S::load(t.p + from), S::load(t.q + from), &column[0][n], &column[1][n]);
     }
-    const int valid = int(least<int64_t>(W, t.rows - r * W));
+    const int valid = int(min<int64_t>(W, t.rows - r * W));
     const int64_t at = (t.row + r * W) * f.inputs.out + o;
 #pragma GCC unroll 1  // one transposition in the code, not two
     for (int n = 0; n < 2; ++n)
-      if (to[n] != nullptr) store_columns_inline<T>(to[n] + at, f.inputs.out, valid, outs, column[n]);
+      if (to[n] != nullptr) store_columns_inline<T>(to[n] + at, f.inputs.out, valid, outputs, column[n]);
   }
 }
 
-// Outs [first, end) of the rows of some tiles of one model. A block of weights is packed once and stays in the cache
-// while all tiles pass over it. Many inputs are taken in blocks, all outs after each other, so that the tiles' panels
-// stay in the second-level cache too; P and Q of all outs are kept meanwhile.
+// Outputs [first, end) of the rows of some tiles of one model. A block of weights is packed once and stays in the cache
+// while all tiles pass over it. Many inputs are taken in blocks, all outputs after each other, so that the tiles'
+// panels stay in the second-level cache too; P and Q of all outputs are kept meanwhile.
 template <typename T, bool complex>
 class Chunk {
   using S = Simd<T>;
@@ -335,75 +337,76 @@ class Chunk {
 
  public:
   static constexpr int64_t kTileSize = kTileRows * W;  // rows
-  static constexpr int kMostTiles = 32;
+  static constexpr int kMaxTiles = 32;
 
   // As many tiles as keep their panels of a block at half a megabyte.
   static int64_t tiles_for(int64_t in) {
-    const int64_t bytes = least(in, kInBlock) * kTileSize * int64_t(sizeof(T));
-    return most<int64_t>(1, least<int64_t>(kMostTiles, (int64_t(1) << 19) / most<int64_t>(bytes, 1)));
+    const int64_t bytes = min(in, kInBlock) * kTileSize * int64_t(sizeof(T));
+    return max<int64_t>(1, min<int64_t>(kMaxTiles, (int64_t(1) << 19) / max<int64_t>(bytes, 1)));
   }
 
-  Chunk(const NpuForward<T>& f, int64_t tiles, int64_t outs)
+  Chunk(const NpuForward<T>& f, int64_t tiles, int64_t outputs)
       : f_(f),
         in_(f.inputs),
         fetches_x_(fetches<T>(in_.shared_x ? in_.rows : in_.models * in_.rows, in_.in)),
         fetches_y_(fetches<T>(in_.models * in_.rows, in_.out)),
-        weights_(least(in_.in, kInBlock)),
+        weights_(min(in_.in, kInBlock)),
         log_r_(tiles * in_.in * kTileSize),
         slots_(tiles * Phase<T>::groups(in_.in) * kTileRows),
-        outs_at_once_(in_.in <= kInBlock ? W : ceil_div(outs, W) * W),
-        p_(tiles * outs_at_once_ * kTileSize),
-        q_(tiles * outs_at_once_ * kTileSize) {}
+        outputs_at_once_(in_.in <= kInBlock ? W : ceil_div(outputs, W) * W),
+        p_(tiles * outputs_at_once_ * kTileSize),
+        q_(tiles * outputs_at_once_ * kTileSize) {}
 
   void run(int64_t model, int64_t first_row, int64_t end_row, int64_t first_out, int64_t end_out, const T* gate) {
-    Tile tiles[kMostTiles];
+    Tile tiles[kMaxTiles];
     int count = 0;
     bool negative = false;
     for (int64_t row = first_row; row < end_row; row += kTileSize, ++count) {
       Tile& t = tiles[count];
       t.row = model * in_.rows + row;
-      t.rows = least(kTileSize, end_row - row);
+      t.rows = min(kTileSize, end_row - row);
       t.registers = int(ceil_div(t.rows, W));
       t.log_r = log_r_ + count * in_.in * kTileSize;
       t.slots = slots_ + count * Phase<T>::groups(in_.in) * kTileRows;
-      t.p = p_ + count * outs_at_once_ * kTileSize;
-      t.q = q_ + count * outs_at_once_ * kTileSize;
+      t.p = p_ + count * outputs_at_once_ * kTileSize;
+      t.q = q_ + count * outputs_at_once_ * kTileSize;
       const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
       t.negative = log_panel<T>(in_, x, t.rows, t.registers, fetches_x_ ? in_.rows - row : 0, gate, t.log_r, t.slots);
       negative |= t.negative;
     }
-    for (int64_t first = first_out; first < end_out; first += outs_at_once_) {
-      const int64_t end = least(first + outs_at_once_, end_out);
+    for (int64_t first = first_out; first < end_out; first += outputs_at_once_) {
+      const int64_t end = min(first + outputs_at_once_, end_out);
       int64_t i0 = 0;
       do {
-        const int64_t ins = least(kInBlock, in_.in - i0);
-        for (int64_t o = first; o < end; o += kTileOuts<complex>) {
-          const int outs = int(least<int64_t>(kTileOuts<complex>, end - o));
-          weights_.pack(in_, model, gate, i0, ins, o, outs, negative);
-          for (int t = 0; t < count; ++t) add_block(tiles[t], i0, ins, o - first, outs);
+        const int64_t ins = min(kInBlock, in_.in - i0);
+        for (int64_t o = first; o < end; o += kTileOutputs<complex>) {
+          const int outputs = int(min<int64_t>(kTileOutputs<complex>, end - o));
+          weights_.pack(in_, model, gate, i0, ins, o, outputs, negative);
+          for (int t = 0; t < count; ++t) add_block(tiles[t], i0, ins, o - first, outputs);
         }
         i0 += kInBlock;
       } while (i0 < in_.in);
       for (int64_t o = first; o < end; o += W)
         for (int t = 0; t < count; ++t)
-          finish(f_, tiles[t], first, o, int(least<int64_t>(W, end - o)),
+          finish(f_, tiles[t], first, o, int(min<int64_t>(W, end - o)),
                  fetches_y_ ? (model + 1) * in_.rows - tiles[t].row : 0);
     }
   }
 
  private:
-  // Adds the products of the packed block of weights (its inputs begin at i0) to P and Q of `outs` outputs, beginning
-  // at the kept output number `at`.
-  void add_block(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outs) {
-    with_constant<1, kTileRows>(t.registers, [&](auto r) { add_block_of<decltype(r)::value>(t, i0, ins, at, outs); });
+  // Adds the products of the packed block of weights (its inputs begin at i0) to P and Q of `outputs` outputs,
+  // beginning at the kept output number `at`.
+  void add_block(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outputs) {
+    with_constant<1, kTileRows>(t.registers,
+                                [&](auto r) { add_block_of<decltype(r)::value>(t, i0, ins, at, outputs); });
   }
 
   template <int R>
-  void add_block_of(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outs) {
+  void add_block_of(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outputs) {
     const T *log_r = t.log_r + i0 * R * W, *reals = weights_.reals, *phases = weights_.phases;
     const Slot* slots = t.slots + i0 / Phase<T>::inputs * R;
     T *p = t.p + at * R * W, *q = t.q + at * R * W;
-    with_constant<1, kTileOuts<complex>>(outs, [&](auto n) {
+    with_constant<1, kTileOutputs<complex>>(outputs, [&](auto n) {
       constexpr int N = decltype(n)::value;
       if (t.negative) product_tile<T, complex, true, R, N>(log_r, slots, ins, reals, phases, i0 > 0, p, q);
       else product_tile<T, complex, false, R, N>(log_r, slots, ins, reals, phases, i0 > 0, p, q);
@@ -416,42 +419,42 @@ class Chunk {
   PackedWeights<T, complex> weights_;
   Scratch<T> log_r_;
   Scratch<Slot> slots_;
-  const int64_t outs_at_once_;
+  const int64_t outputs_at_once_;
   Scratch<T> p_, q_;
 };
 
-// How the outputs are cut into tasks: chunks of rows, and of each the ranges of outs. Outputs do not meet one another,
-// so that the cuts may follow from the number of threads.
+// How the outputs are cut into tasks: chunks of rows, and of each the ranges of outputs. Outputs do not meet one
+// another, so that the cuts may follow from the number of threads.
 template <typename T, bool complex>
 class Tasks {
   using Tiles = Chunk<T, complex>;
 
  public:
   Tasks(const NpuInputs<T>& in, int64_t threads)
-      : rows_(in.rows), outs_(in.out), tiles_(ceil_div(rows_, Tiles::kTileSize)) {
+      : rows_(in.rows), outputs_(in.out), tiles_(ceil_div(rows_, Tiles::kTileSize)) {
     if (in.models * in.rows * in.out == 0) return;
-    chunks_ = most<int64_t>(1, ceil_div(tiles_, Tiles::tiles_for(in.in)));  // their panels fit in the cache
+    chunks_ = max<int64_t>(1, ceil_div(tiles_, Tiles::tiles_for(in.in)));  // their panels fit in the cache
     ranges_ = 1;
     if (threads <= 1) return;
     // A chunk packs all weights anew, and a range makes all logarithms anew: chunks cost less from about eight rows for
     // each out on.
     const int64_t wanted = 2 * threads, more = ceil_div(wanted, in.models * chunks_);
     if (chunks_ * more > tiles_ || in.rows < 8 * in.out)
-      ranges_ = most<int64_t>(1, least(in.out / Simd<T>::width, ceil_div(threads, in.models * chunks_)));
-    chunks_ = least(tiles_, chunks_ * ceil_div(ranges_ > 1 ? threads : wanted, in.models * chunks_ * ranges_));
+      ranges_ = max<int64_t>(1, min(in.out / Simd<T>::width, ceil_div(threads, in.models * chunks_)));
+    chunks_ = min(tiles_, chunks_ * ceil_div(ranges_ > 1 ? threads : wanted, in.models * chunks_ * ranges_));
   }
 
   int64_t chunks() const { return chunks_; }
   int64_t ranges() const { return ranges_; }
   int64_t most_tiles() const { return ceil_div(tiles_, chunks_); }
-  int64_t most_outs() const { return least(outs_, ceil_div(outs_, ranges_) + kTileOuts<complex>); }
-  int64_t first_row(int64_t chunk) const { return least(tiles_ * chunk / chunks_ * Tiles::kTileSize, rows_); }
+  int64_t max_outputs() const { return min(outputs_, ceil_div(outputs_, ranges_) + kTileOutputs<complex>); }
+  int64_t first_row(int64_t chunk) const { return min(tiles_ * chunk / chunks_ * Tiles::kTileSize, rows_); }
   int64_t first_out(int64_t range) const {
-    return range == ranges_ ? outs_ : outs_ * range / ranges_ / kTileOuts<complex> * kTileOuts<complex>;
+    return range == ranges_ ? outputs_ : outputs_ * range / ranges_ / kTileOutputs<complex> * kTileOutputs<complex>;
   }
 
  private:
-  const int64_t rows_, outs_, tiles_;
+  const int64_t rows_, outputs_, tiles_;
   int64_t chunks_ = 0, ranges_ = 0;
 };
 
@@ -463,7 +466,7 @@ bool forward_panels(const NpuForward<T>& f, const Parallel& parallel) {
 
   parallel.over(in.models * chunks * ranges, [&](int64_t begin, int64_t end) {
     Scratch<T> gate(in.in);
-    Chunk<T, complex> chunk(f, tasks.most_tiles(), tasks.most_outs());
+    Chunk<T, complex> chunk(f, tasks.most_tiles(), tasks.max_outputs());
     int64_t gate_model = -1;
     for (int64_t task = begin; task < end; ++task) {
       const int64_t model = task / (chunks * ranges), part = task / ranges % chunks, range = task % ranges;
@@ -481,8 +484,8 @@ bool forward(NpuForwardForm form, const NpuForward<T>& f, const Parallel& parall
   switch (form) {
     case NpuForwardForm::kTiny:
       return forward_tiny<T, complex>(f, parallel);
-    case NpuForwardForm::kFewOuts:
-      return npu_forward_few_outs<T>(f, parallel);
+    case NpuForwardForm::kFewOutputs:
+      return npu_forward_few_outputs<T>(f, parallel);
     case NpuForwardForm::kFewRows:
       return forward_few_rows<T, complex>(f, parallel);
     case NpuForwardForm::kPanels:

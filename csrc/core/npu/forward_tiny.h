@@ -46,7 +46,7 @@ class TinyRows {
     const int in = int(in_.in), out = int(in_.out);
     const Reg eps = S::set1(in_.eps);
     Reg* log_r = panel->log_r;
-    panel->registers = int(least<int64_t>(R, ceil_div(rows, W)));
+    panel->registers = int(min<int64_t>(R, ceil_div(rows, W)));
     panel->negative = false;
     for (int n = panel->registers * in; n < R * in; ++n) panel->x[n] = S::zero();
     for (int r = 0; r < panel->registers; ++r)
@@ -70,12 +70,12 @@ class TinyRows {
           if constexpr (complex) p[r] = S::add_masked(p[r], panel->mask[r * in + i], S::set1(shrink_[n]));
         }
       }
-      for (int r = 0; r < R; ++r) outputs<T>(p[r], q[r], panel->y + r * out + o, panel->s + r * out + o);
+      for (int r = 0; r < R; ++r) finish_outputs<T>(p[r], q[r], panel->y + r * out + o, panel->s + r * out + o);
     }
   }
 
   // Rows in a register that begins with the r-th.
-  static int valid(int64_t rows, int r) { return int(most<int64_t>(0, least<int64_t>(W, rows - r * W))); }
+  static int valid(int64_t rows, int r) { return int(max<int64_t>(0, min<int64_t>(W, rows - r * W))); }
 
   const T* re() const { return re_; }
   const T* im() const { return im_; }
@@ -100,7 +100,7 @@ bool forward_tiny(const NpuForward<T>& f, const Parallel& parallel) {
     Rows rows(in);
     typename Rows::Panel panel;
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t model = task / chunks, first = task % chunks * kChunk, last = least(first + kChunk, in.rows);
+      const int64_t model = task / chunks, first = task % chunks * kChunk, last = min(first + kChunk, in.rows);
       rows.load_weights(model);
       for (int64_t row = first; row < last; row += Rows::kRows) {
         const int64_t at = model * in.rows + row;

@@ -10,13 +10,13 @@ namespace npu {
 
 // Tiles of bfloat16 (npu/tiled.h): float32 only, in place of all the forms below.
 
-// Large enough for tiles, whose work is padded to whole blocks of 32 rows, 32 inputs and 16 outs (RealNPU: 32): at most
-// `most_padding` times the work without.
+// Large enough for tiles, whose work is padded to whole blocks of 32 rows, 32 inputs and 16 outputs (RealNPU: 32): at
+// most `most_padding` times the work without.
 NPU_INLINE bool fills_tiles(const NpuInputs<float>& in, double most_padding) {
   const auto padded = [](int64_t n, int64_t step) { return double((n + step - 1) / step * step); };
-  const int64_t outs = in.weight_im != nullptr ? 16 : 32;
+  const int64_t outputs = in.weight_im != nullptr ? 16 : 32;
   return in.rows >= 64 && in.in >= 32 && in.out >= 16 &&
-         padded(in.rows, 32) * padded(in.in, 32) * padded(in.out, outs) <=
+         padded(in.rows, 32) * padded(in.in, 32) * padded(in.out, outputs) <=
              most_padding * double(in.rows) * double(in.in) * double(in.out);
 }
 
@@ -35,13 +35,13 @@ NPU_INLINE bool takes_amx(const NpuInputs<float>& in) {
 namespace NPU_ISA {
 
 // The forms that have something in registers or on the stack for each out or product have room for so many.
-constexpr int64_t kTinyProducts = 12;  // inputs times outs of a tiny layer, or of its step (npu/step.h)
+constexpr int64_t kTinyProducts = 12;  // inputs times outputs of a tiny layer, or of its step (npu/step.h)
 #if defined(__AVX512F__)
 constexpr bool kMasked = true;  // a load of some lanes costs as much as one of all; elsewhere these are copied
-constexpr int kForwardFewOuts = 2, kBackwardFewOuts = 4;
+constexpr int kForwardFewOutputs = 2, kBackwardFewOutputs = 4;
 #else
 constexpr bool kMasked = false;
-constexpr int kForwardFewOuts = 0, kBackwardFewOuts = 2;  // 0: the form gains nothing
+constexpr int kForwardFewOutputs = 0, kBackwardFewOutputs = 2;  // 0: the form gains nothing
 #endif
 
 // Measured on a Zen 5 with AVX-512 and with AVX2, and on a Xeon.
@@ -52,7 +52,8 @@ struct Limits {
 
   static NPU_INLINE NpuForwardForm forward(const NpuInputs<T>& in) {
     if (in.in < W && in.out < W && (in.in * in.out <= 2 || (single && is_tiny(in)))) return NpuForwardForm::kTiny;
-    if (in.out > 0 && in.out <= kForwardFewOuts && in.in >= in.out * least_in(in.rows)) return NpuForwardForm::kFewOuts;
+    if (in.out > 0 && in.out <= kForwardFewOutputs && in.in >= in.out * least_in(in.rows))
+      return NpuForwardForm::kFewOutputs;
     if (in.rows <= few_rows(in.in, in.weight_im != nullptr)) return NpuForwardForm::kFewRows;
     return NpuForwardForm::kPanels;
   }
@@ -64,16 +65,16 @@ struct Limits {
 
   static NPU_INLINE NpuBackwardForm backward(const NpuInputs<T>& in) {
     if (in.in == 0) return NpuBackwardForm::kNarrow;
-    const bool few_outs = in.out > 0 && in.out <= kBackwardFewOuts;
+    const bool few_outputs = in.out > 0 && in.out <= kBackwardFewOutputs;
     if (kMasked) {
-      if (few_outs && (8 * in.in >= 3 * W || in.rows <= 12 * in.in + 16)) return NpuBackwardForm::kFewOuts;
+      if (few_outputs && (8 * in.in >= 3 * W || in.rows <= 12 * in.in + 16)) return NpuBackwardForm::kFewOutputs;
       if (in.in >= W || 5 * in.rows <= 3 * in.in * in.in + 30) return NpuBackwardForm::kWide;
       return NpuBackwardForm::kNarrow;
     }
-    // The narrow form transposes one register of inputs and of outs without a condition.
+    // The narrow form transposes one register of inputs and of outputs without a condition.
     const bool square = in.in == W && in.out >= W && in.rows > 3 * W;
     if ((fills_registers(in.in) && !square) || in.rows <= in.in)
-      return few_outs ? NpuBackwardForm::kFewOuts : NpuBackwardForm::kWide;
+      return few_outputs ? NpuBackwardForm::kFewOutputs : NpuBackwardForm::kWide;
     return NpuBackwardForm::kNarrow;
   }
 
@@ -81,7 +82,8 @@ struct Limits {
   // Without masks a register of inputs that is not whole costs several whole ones.
   static NPU_INLINE bool fills_registers(int64_t in) { return in % W == 0 || in >= 12 * W; }
 
-  // The inputs for each of one or two outs: many rows, and panels are the better ones in registers that are not whole.
+  // The inputs for each of one or two outputs: many rows, and panels are the better ones in registers that are not
+  // whole.
   static NPU_INLINE int64_t least_in(int64_t rows) { return rows <= W ? W / 2 : (rows <= 2 * W ? W : 2 * W); }
 
   // Rows up to which reading the weights as they lie costs less than packing them for panels. Whole tiles of four rows.

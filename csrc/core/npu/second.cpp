@@ -39,12 +39,12 @@ namespace {
 template <typename T>
 class MatrixPanels {
  public:
-  MatrixPanels(const NpuInputs<T>& in, const T* weight, bool over_outs, const Parallel& parallel)
-      : size_(weight == nullptr ? 0 : panel_size<T>(in.in, in.out, over_outs)), panels_(in.models * size_) {
+  MatrixPanels(const NpuInputs<T>& in, const T* weight, bool over_outputs, const Parallel& parallel)
+      : size_(weight == nullptr ? 0 : panel_size<T>(in.in, in.out, over_outputs)), panels_(in.models * size_) {
     if (weight == nullptr) return;
     parallel.over(in.models, [&](int64_t begin, int64_t end) {
       for (int64_t model = begin; model < end; ++model)
-        pack_panel<T>(weight + model * in.out * in.in, in.in, in.out, over_outs, panels_ + model * size_);
+        pack_panel<T>(weight + model * in.out * in.in, in.in, in.out, over_outputs, panels_ + model * size_);
     });
   }
   // From an input, or out, on, which has `step` elements; null: no matrix.
@@ -57,7 +57,7 @@ class MatrixPanels {
   const Scratch<T> panels_;
 };
 
-// W and V as panels whose terms are inputs, for e', and outs, for the gradients of u.
+// W and V as panels whose terms are inputs, for e', and outputs, for the gradients of u.
 template <typename T>
 struct SecondPanels {
   MatrixPanels<T> re, im, along_re, along_im, re_back, im_back, along_re_back, along_im_back;
@@ -91,7 +91,7 @@ void multiply_conjugate(const T* panel_re, const T* panel_im, const T* factor, i
   else multiply(panels, factors, ReRe{});
 }
 
-// The sums over rows of one model: of dS/dW [part][outs][inputs], padded, and of dS/dgate [inputs].
+// The sums over rows of one model: of dS/dW [part][outputs][inputs], padded, and of dS/dgate [inputs].
 template <typename T>
 struct SecondSums {
   int64_t inputs, matrix, parts, size;
@@ -109,7 +109,7 @@ class SecondGroup {
   using Reg = typename S::Reg;
   static constexpr int W = S::width;
   static constexpr int64_t kBlockSize = kBlockRows * kLanes<T>;
-  // Complex numbers as rows, for products over inputs or outs: three arrays each.
+  // Complex numbers as rows, for products over inputs or outputs: three arrays each.
   enum Rows : int { kChange, kInput, kInputRows };          // conj(u'), conj(u)
   enum Upstream : int { kGrad, kAlong, kUpstreamRows };     // d, f
   enum Panel : int { kL, kTurn, kDL, kDTurn, kPanels };     // u and u' of a tile of inputs
@@ -122,7 +122,7 @@ class SecondGroup {
         panels_(panels),
         layout_(in_),
         in_next_(round_up(in_.in * kBlockRows, W) + W),
-        // As in nalu.cpp: few outs lie beside each other, rows of others are an odd number of registers apart.
+        // As in nalu.cpp: few outputs lie beside each other, rows of others are an odd number of registers apart.
         stride_(in_.out < W ? in_.out : (ceil_div(in_.out, W) | 1) * W),
         next_(round_up(stride_ * kBlockRows, W) + W),
         gate_(round_up(in_.in, W)),
@@ -143,14 +143,14 @@ class SecondGroup {
     load_gate(model);
     std::memset(gate_sums_, 0, size_t(in_.in) * sizeof(double));
     for (int64_t row = begin; row < end; row += kBlockRows) {
-      const int64_t rows = least(kBlockRows, end - row);
+      const int64_t rows = min(kBlockRows, end - row);
       const int64_t x = ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
       const int64_t y = (model * in_.rows + row) * in_.out;
       load_inputs(x, rows);
       for (int64_t o = 0; o < in_.out; o += kLanes<T>) {
-        const int64_t outs = least(kLanes<T>, in_.out - o);
-        change_exponents(model, o, rows, outs);
-        load_upstream(y, o, rows, outs);
+        const int64_t outputs = min(kLanes<T>, in_.out - o);
+        change_exponents(model, o, rows, outputs);
+        load_upstream(y, o, rows, outputs);
       }
       if (!f_.wants_inputs() && sums == nullptr) continue;
       for (int64_t i = 0; i < in_.in; i += kLanes<T>) {
@@ -200,7 +200,7 @@ class SecondGroup {
     negative_ = false;
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t i = 0; i < in_.in; i += W) {
-        const int count = int(least<int64_t>(W, in_.in - i));
+        const int count = int(min<int64_t>(W, in_.in - i));
         const int64_t from = x + row * in_.in + i;
         const Reg value = S::load_first(in_.x + from, count);
         typename S::Mask mask;
@@ -219,14 +219,14 @@ class SecondGroup {
     }
   }
 
-  // conj(e') of some outs, [part][kBlockRows][kLanes] in tile_.
-  void change_exponents(int64_t model, int64_t o, int64_t rows, int64_t outs) {
+  // conj(e') of some outputs, [part][kBlockRows][kLanes] in tile_.
+  void change_exponents(int64_t model, int64_t o, int64_t rows, int64_t outputs) {
     bool resume = false;
     // No product, or one of real numbers, leaves the imaginary part as it is.
     if (!complex() || !f_.changes_inputs() || in_.in == 0) std::memset(tile_, 0, size_t(2 * kBlockSize) * sizeof(T));
     const auto add = [&](const MatrixPanels<T>& re, const MatrixPanels<T>& im, Rows which) {
       const auto multiply = [&](const auto& panels, const auto& factors, auto... products) {
-        multiply_rows<T, decltype(products)...>(panels, factors, in_.in, in_.in, rows, outs, tile_, resume);
+        multiply_rows<T, decltype(products)...>(panels, factors, in_.in, in_.in, rows, outputs, tile_, resume);
       };
       multiply_conjugate<T>(re.at(model, o, in_.in), im.at(model, o, in_.in), inputs_ + 3 * which * in_next_, in_next_,
                             negative_, complex() || negative_, multiply);
@@ -236,19 +236,19 @@ class SecondGroup {
     if (f_.changes_weights()) add(panels_.along_re, panels_.along_im, kInput);
   }
 
-  // dy, and d and f as [rows][stride_], of some outs from conj(e') in tile_.
-  void load_upstream(int64_t y, int64_t o, int64_t rows, int64_t outs) {
+  // dy, and d and f as [rows][stride_], of some outputs from conj(e') in tile_.
+  void load_upstream(int64_t y, int64_t o, int64_t rows, int64_t outputs) {
     T *const re = tile_, *const im = tile_ + kBlockSize;
     int64_t lines = rows, next = in_.out;
-    if (in_.out < W) {  // few outs of all rows together, so that they fill registers
+    if (in_.out < W) {  // few outputs of all rows together, so that they fill registers
       for (T* part : {re, im})
         for (int64_t row = 0; row < rows; ++row)
-          for (int64_t l = 0; l < outs; ++l) part[row * outs + l] = part[row * kLanes<T> + l];
-      outs *= rows, lines = 1;
+          for (int64_t l = 0; l < outputs; ++l) part[row * outputs + l] = part[row * kLanes<T> + l];
+      outputs *= rows, lines = 1;
     }
     for (int64_t line = 0; line < lines; ++line) {
-      for (int64_t l = 0; l < outs; l += W) {
-        const int count = int(least<int64_t>(W, outs - l));
+      for (int64_t l = 0; l < outputs; l += W) {
+        const int count = int(min<int64_t>(W, outputs - l));
         const int64_t at = y + line * next + o + l;
         const Reg value = S::load_first(f_.y + at, count), turned = S::load_first(f_.s + at, count);
         const Reg change = S::load(re + line * kLanes<T> + l), turn = S::load(im + line * kLanes<T> + l);
@@ -277,8 +277,8 @@ class SecondGroup {
   void load_panel(int64_t x, int64_t rows, int64_t i) {
     const Reg pi = S::set1(T(kPi));
     for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t l = 0; l < least(kLanes<T>, in_.in - i); l += W) {
-        const int count = int(least<int64_t>(W, in_.in - i - l));
+      for (int64_t l = 0; l < min(kLanes<T>, in_.in - i); l += W) {
+        const int count = int(min<int64_t>(W, in_.in - i - l));
         const int64_t from = x + row * in_.in + i + l;
         const Reg value = S::load_first(in_.x + from, count);
         typename S::Mask mask;
@@ -296,7 +296,7 @@ class SecondGroup {
 
   // dS/du and the real part of dS/du' of some inputs, [Spread][kBlockRows][kLanes] in tile_.
   void spread(int64_t model, int64_t i, int64_t rows) {
-    const int64_t lanes = least(kLanes<T>, in_.in - i);
+    const int64_t lanes = min(kLanes<T>, in_.in - i);
     const bool wants_turn = f_.grad_gate != nullptr && negative_;
     const auto add = [&](const MatrixPanels<T>& re, const MatrixPanels<T>& im, Upstream which, bool want_im, Spread to,
                          bool resume) {
@@ -316,8 +316,8 @@ class SecondGroup {
 
   // The gradients of some inputs and their gates, from tile_.
   void into_inputs(int64_t x, int64_t rows, int64_t i, T* grad_x) {
-    for (int64_t l = 0; l < least(kLanes<T>, in_.in - i); l += W) {
-      const int count = int(least<int64_t>(W, in_.in - i - l));
+    for (int64_t l = 0; l < min(kLanes<T>, in_.in - i); l += W) {
+      const int count = int(min<int64_t>(W, in_.in - i - l));
       const Reg along_gate = S::load(along_gate_ + i + l);
       Reg sum = S::zero();
       for (int64_t row = 0; row < rows; ++row) {
@@ -391,7 +391,7 @@ void npu_second(const NpuSecond<T>& f, const Parallel& parallel) {
   const SecondPanels<T> panels(f, parallel);
   const SecondSums<T> layout(in);
   const bool want_sums = f.grad_weight_re != nullptr || f.grad_weight_im != nullptr || f.grad_gate != nullptr;
-  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 20) / most<int64_t>(layout.size, 1));
+  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 20) / max<int64_t>(layout.size, 1));
   const Scratch<T> total(want_sums ? in.models * layout.size : 0);
   sum_rows(in.models, groups, layout.size, parallel, want_sums ? static_cast<T*>(total) : nullptr,
            [&] { return SecondGroup<T>(f, panels); });
@@ -401,7 +401,7 @@ void npu_second(const NpuSecond<T>& f, const Parallel& parallel) {
       const T* sums = total + task / in.out * layout.size + task % in.out * layout.inputs;
       for (T* grad : {f.grad_weight_re, f.grad_weight_im}) {
         for (int64_t i = 0; grad != nullptr && i < in.in; i += S::width)
-          S::store_first(grad + task * in.in + i, S::load(sums + i), int(least<int64_t>(S::width, in.in - i)));
+          S::store_first(grad + task * in.in + i, S::load(sums + i), int(min<int64_t>(S::width, in.in - i)));
         sums += layout.matrix;
       }
     }

@@ -42,7 +42,7 @@ class SideWork {
   }
 
  private:
-  static constexpr int kMostParts = 4;
+  static constexpr int kMaxParts = 4;
   static constexpr int64_t kWhole = 256;
   struct Part {
     void (*next)(void* job);
@@ -57,7 +57,7 @@ class SideWork {
     if (--part.count == 0) ++begin_;
   }
 
-  Part parts_[kMostParts];
+  Part parts_[kMaxParts];
   int begin_ = 0, end_ = 0;
   int64_t waiting_ = 0, rate_ = 0, due_ = 0;
 };

@@ -19,12 +19,12 @@ class TinyStep {
   using Rows = TinyRows<T, complex>;
   static constexpr int W = S::width;
   static constexpr int R = Rows::kRows / W;
-  static constexpr int64_t kMostRows = 1024;  // of a model: threads share the rows of more
-  static constexpr int kRun = 4;              // panels that a register adds up: errors grow with a run's length
+  static constexpr int64_t kMaxRows = 1024;  // of a model: threads share the rows of more
+  static constexpr int kRun = 4;             // panels that a register adds up: errors grow with a run's length
   static constexpr int kSums = round_up(kParts<complex> * kTinyProducts + W + 1, W);
 
  public:
-  static bool suits(const NpuInputs<T>& in) { return Limits<T>::is_tiny(in) && in.rows <= kMostRows; }
+  static bool supports(const NpuInputs<T>& in) { return Limits<T>::is_tiny(in) && in.rows <= kMaxRows; }
 
   explicit TinyStep(const NpuStep<T>& f)
       : f_(f),
@@ -170,7 +170,7 @@ class TinyStep {
 
 template <typename T, bool complex>
 bool step(const NpuStep<T>& f) {
-  if (!TinyStep<T, complex>::suits(f.backward.inputs)) return false;
+  if (!TinyStep<T, complex>::supports(f.backward.inputs)) return false;
   TinyStep<T, complex> step(f);
   for (int64_t model = 0; model < f.backward.inputs.models; ++model) step.run(model);
   return true;

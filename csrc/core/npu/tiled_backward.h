@@ -13,11 +13,11 @@ using tiles::Ranges;
 using tiles::Reg;
 using tiles::S;
 
-// The rows of a group go in chunks, outs in blocks.
+// The rows of a group go in chunks, outputs in blocks.
 struct Chunk {
-  int64_t row, rows;  // the first of the model's rows, and how many
-  bool first, last;   // of the group
-  int64_t out, outs;  // of the block
+  int64_t row, rows;     // the first of the model's rows, and how many
+  bool first, last;      // of the group
+  int64_t out, outputs;  // of the block
 };
 
 // dx and the gate's sums of two tiles of rows and of inputs, from dL. A slice is two rows of a tile.
@@ -28,16 +28,16 @@ class Spread {
   // Rows [b, b + 32) of the chunk and inputs [i, i + 32), as far as they are there.
   void begin(const GroupTask<float>& task, const Chunk& c, int64_t b, int64_t i, const float* sums) {
     task_ = &task, sums_ = sums;
-    rows_ = least(kTilePair, c.rows - b);
+    rows_ = min(kTilePair, c.rows - b);
     row_ = c.row + b;
     begin_tile(0, i);
   }
-  int64_t slices() const { return ceil_div(least(kTilePair, in_.in - i_), kTile) * ceil_div(rows_, 2); }
+  int64_t slices() const { return ceil_div(min(kTilePair, in_.in - i_), kTile) * ceil_div(rows_, 2); }
 
   void next() {
     const Gate<float> gate(S::load_first(task_->gate + i_, count_), S::set1(in_.eps));
     const float* x = in_.x + ((in_.shared_x ? 0 : task_->model * in_.rows) + row_ + n_) * in_.in + i_;
-    for (int64_t end = least(n_ + 2, rows_); n_ < end; ++n_, x += in_.in) {
+    for (int64_t end = min(n_ + 2, rows_); n_ < end; ++n_, x += in_.in) {
       // The rows of the next product: they lie too far apart for the processor to guess.
       __builtin_prefetch(x + kTilePair * in_.in);
       const Reg dl = S::load(sums_ + (n_ / kTile * 2 * kTile + tile_ * kTile + n_ % kTile) * kTile);
@@ -56,7 +56,7 @@ class Spread {
  private:
   void begin_tile(int tile, int64_t i) {
     tile_ = tile, i_ = i, n_ = 0;
-    count_ = int(least<int64_t>(kTile, in_.in - i));
+    count_ = int(min<int64_t>(kTile, in_.in - i));
     gate_sums_[0] = gate_sums_[1] = S::zero();
   }
 
@@ -71,9 +71,9 @@ class Spread {
   Reg gate_sums_[2];  // of a tile of rows each: shorter runs round less
 };
 
-// L and m of a chunk's rows and of 32 inputs, turned, as A panels: where they stand.
+// L and m of a chunk's rows and of 32 inputs, transposed, as A panels: where they stand.
 template <int terms>
-struct TurnedPanels {
+struct TransposedPanels {
   // bfloat16 of them, for a chunk of so many rows.
   static int64_t size(int64_t rows) { return 2 * ceil_div(rows, kTileDepth) * (terms + 1) * kTileSize; }
 
@@ -87,12 +87,12 @@ struct TurnedPanels {
 
 // Makes them. A slice turns 16 rows, or is an input of 32 rows.
 template <int terms>
-class Turned {
+class Transposed {
  public:
-  Turned(const NpuInputs<float>& in, const Ranges& ranges) : in_(in), ranges_(ranges) {}
+  Transposed(const NpuInputs<float>& in, const Ranges& ranges) : in_(in), ranges_(ranges) {}
 
   // Inputs from i on.
-  void begin(const GroupTask<float>& task, const Chunk& c, int64_t i, TurnedPanels<terms>& to) {
+  void begin(const GroupTask<float>& task, const Chunk& c, int64_t i, TransposedPanels<terms>& to) {
     task_ = &task, first_i_ = i, row_ = c.row, rows_ = c.rows, to_ = &to;
     x_ = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + c.row) * in_.in;
     tile_ = step_ = 0, k_ = 0;
@@ -103,9 +103,9 @@ class Turned {
 
   void next() {
     const int64_t i = first_i_ + tile_ * kTile;
-    const int count = int(most<int64_t>(0, least<int64_t>(kTile, in_.in - i)));
+    const int count = int(max<int64_t>(0, min<int64_t>(kTile, in_.in - i)));
     if (step_ < 2) load(step_, i, count);
-    else turn(step_ - 2, i, count);
+    else transpose(step_ - 2, i, count);
     if (++step_ < kSteps) return;
     step_ = 0;
     if (++k_ < to_->depth) return;
@@ -127,14 +127,14 @@ class Turned {
     S::transpose(value);
   }
 
-  void turn(int n, int64_t i, int count) {
+  void transpose(int n, int64_t i, int count) {
     Reg l[2] = {};
     S::Mask m[2] = {};
     const Gate<float> gate(S::set1(n < count ? task_->gate[i + n] : 0), S::set1(in_.eps));
     for (int v = 0; v < 2 && n < count; ++v) {
       const Reg x = value_[v * kTile + n];
       const Reg log = gate.log(x);
-      l[v] = tiles::first_lanes(log, int(least<int64_t>(kTileDepth, rows_ - k_ * kTileDepth)) - v * kTile);
+      l[v] = tiles::first_lanes(log, int(min<int64_t>(kTileDepth, rows_ - k_ * kTileDepth)) - v * kTile);
       to_->negative |= S::store_negative(&m[v], x);
       largest_.see(l[v]);
     }
@@ -145,7 +145,7 @@ class Turned {
   const NpuInputs<float>& in_;
   const Ranges& ranges_;
   const GroupTask<float>* task_ = nullptr;
-  TurnedPanels<terms>* to_ = nullptr;
+  TransposedPanels<terms>* to_ = nullptr;
   int64_t first_i_ = 0, row_ = 0, rows_ = 0;
   const float* x_ = nullptr;
   // The next slice: its tile of inputs, its 32 rows, and its step of kSteps.
@@ -155,8 +155,8 @@ class Turned {
   Ranges::Largest largest_;
 };
 
-// The weight sums of a unit of outs and of 32 inputs: adds a chunk's products to those of the chunks before, or in the
-// last chunk writes the sums, or their gradients. An accumulator that went on from chunk to chunk would round every
+// The weight sums of a unit of outputs and of 32 inputs: adds a chunk's products to those of the chunks before, or in
+// the last chunk writes the sums, or their gradients. An accumulator that went on from chunk to chunk would round every
 // addition to the growing sum of all rows. A slice is some registers.
 template <bool complex>
 class Sums {
@@ -172,7 +172,7 @@ class Sums {
   // From out o and input i on.
   void begin(const GroupTask<float>& task, const Chunk& c, int64_t o, int64_t i, const Blocks& blocks) {
     task_ = &task, last_ = c.last, blocks_ = blocks, out_ = o, i_ = i;
-    end_out_ = c.out + c.outs;
+    end_out_ = c.out + c.outputs;
     at_ = 0;
   }
   int64_t slices() const {
@@ -185,9 +185,9 @@ class Sums {
     if (!last_) return add(at_++);
     const int step = at_ % kWriteSteps, v = at_ / kWriteSteps % 2, tile = at_ / kWriteSteps / 2;
     ++at_;
-    const int count = int(least<int64_t>(kTile, in_.in - i_ - v * kTile));
+    const int count = int(min<int64_t>(kTile, in_.in - i_ - v * kTile));
     if (count <= 0) return;
-    if (step < kParts<complex>) turn_back(Part(step), v, tile);
+    if (step < kParts<complex>) transpose_back(Part(step), v, tile);
     else write((step - kParts<complex>)*2, out_ + tile * kTile, i_ + v * kTile, count);
   }
 
@@ -204,8 +204,8 @@ class Sums {
       S::store(to + n, S::load(to + n) + S::load(from + at + n));
   }
 
-  // A tile of inputs x outs to registers of one out each.
-  void turn_back(Part part, int v, int tile) {
+  // A tile of inputs x outputs to registers of one out each.
+  void transpose_back(Part part, int v, int tile) {
     const bool real = part == kSP || part == kSQ;
     const bool second = complex ? part == kSQ || part == kMQ : tile == 1;
     const int64_t at = v * 2 * kColumn + (second ? kColumn : 0);
@@ -220,7 +220,7 @@ class Sums {
     S::transpose(sum);
   }
 
-  // Outs [o + n, o + n + 2).
+  // Outputs [o + n, o + n + 2).
   void write(int n, int64_t o, int64_t i, int count) {
     const int64_t size = in_.out * in_.in;
     const bool direct = task_->sums == nullptr;

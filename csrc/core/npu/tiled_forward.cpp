@@ -1,14 +1,14 @@
 // Forward of the Neural Power Unit family by tile products; the formulas and notation stand in npu/forward.cpp.
 //
-// A chunk of rows becomes panels of L and m (A), a block of inputs at a time. The block's weights of 16 outs (RealNPU:
-// 32) are packed (B), once for all chunks where there are several, and meet all of the chunk's rows, two tiles of rows
-// at a time. A product has two columns of tiles:
+// A chunk of rows becomes panels of L and m (A), a block of inputs at a time. The block's weights of 16 outputs
+// (RealNPU: 32) are packed (B), once for all chunks where there are several, and meet all of the chunk's rows, two
+// tiles of rows at a time. A product has two columns of tiles:
 //
 //   NPU        L (Wr, Wi)'  and  m (-pi ghat Wi, pi ghat Wr)'  add to (P, Q)
-//   RealNPU    L (Wr)'  gives P,  m (pi ghat Wr)'  gives Q,  of two tiles of outs each
+//   RealNPU    L (Wr)'  gives P,  m (pi ghat Wr)'  gives Q,  of two tiles of outputs each
 //
 // Two tiles of rows without a negative input leave out their mask products. While products are made, side work
-// (npu/side_work.h) makes the next chunk's L and m, the next unit's weights, and the results of the outs before.
+// (npu/side_work.h) makes the next chunk's L and m, the next unit's weights, and the results of the outputs before.
 #include "npu/tiled_forward.h"
 
 #include "npu/tiled.h"
@@ -17,35 +17,35 @@ namespace npu {
 namespace NPU_ISA {
 namespace {
 
-constexpr int64_t kMostRows = 256;  // of a chunk
+constexpr int64_t kMaxRows = 256;  // of a chunk
 // bfloat16 that weights may take that are packed for all chunks.
-constexpr int64_t kMostPacked = int64_t(1) << 25;
-// Outs of a task: P and Q of a chunk are 4 MiB then, where they are kept from block to block.
-constexpr int64_t kMostOuts = 1024;
-// Fewer rows than these pack more than they multiply; threads then share the outs.
-constexpr int64_t kLeastRows = 128;
+constexpr int64_t kMaxPacked = int64_t(1) << 25;
+// Outputs of a task: P and Q of a chunk are 4 MiB then, where they are kept from block to block.
+constexpr int64_t kMaxOutputs = 1024;
+// Fewer rows than these pack more than they multiply; threads then share the outputs.
+constexpr int64_t kMinRows = 128;
 
-// A thread's work: tasks of a chunk of rows and a range of outs each.
+// A thread's work: tasks of a chunk of rows and a range of outputs each.
 template <int terms, bool complex>
 class Worker {
   using Layout = Unit<terms, complex>;
   static constexpr int64_t kPairSums = complex ? kBlockSize : 2 * kBlockSize;  // P and Q of two tiles of rows
 
  public:
-  // Tasks of at most so many rows and outs; `packed` units of weights of all models, or null.
-  Worker(const NpuForward<float>& f, int64_t rows, int64_t outs, const Gates& gates, const Bf16* packed,
+  // Tasks of at most so many rows and outputs; `packed` units of weights of all models, or null.
+  Worker(const NpuForward<float>& f, int64_t rows, int64_t outputs, const Gates& gates, const Bf16* packed,
          const Ranges& ranges)
       : in_(f.inputs),
         rows_(rows),
-        outs_(outs),
+        outputs_(outputs),
         packed_(packed),
         layout_(in_),
-        unit_sums_(ceil_div(least(rows, in_.rows), kTilePair) * kPairSums),
+        unit_sums_(ceil_div(min(rows, in_.rows), kTilePair) * kPairSums),
         own_units_(packed == nullptr ? 2 * layout_.size() : 0),
-        sums_(slots() * kFinishOuts / Layout::kOuts * unit_sums_),
+        sums_(slots() * kFinishOutputs / Layout::kOutputs * unit_sums_),
         packer_(in_, gates, ranges),
         results_(f),
-        logs_{{in_, least(rows, in_.rows), gates, ranges}, {in_, least(rows, in_.rows), gates, ranges}} {}
+        logs_{{in_, min(rows, in_.rows), gates, ranges}, {in_, min(rows, in_.rows), gates, ranges}} {}
 
   void run(int64_t begin, int64_t end) {
     end_ = end * blocks();
@@ -60,39 +60,40 @@ class Worker {
       Logs<terms>& now = logs_[(n - begin * blocks()) % 2];
       Logs<terms>& next = logs_[(n + 1 - begin * blocks()) % 2];
       if (n + 1 < end_) next.begin(place(n + 1));
-      for (int64_t o = now.place().out; o < now.place().end_out; o += kFinishOuts) multiply(n, now, next, o);
+      for (int64_t o = now.place().out; o < now.place().end_out; o += kFinishOutputs) multiply(n, now, next, o);
     }
     finish_results();
   }
 
  private:
-  int64_t blocks() const { return most<int64_t>(1, ceil_div(in_.in, kInBlock<terms>)); }
-  // Of sums of kFinishOuts: all outs', where they are kept from block to block, or this one's and the one before's.
-  int64_t slots() const { return blocks() == 1 ? 2 : ceil_div(least(outs_, in_.out), kFinishOuts); }
+  int64_t blocks() const { return max<int64_t>(1, ceil_div(in_.in, kInBlock<terms>)); }
+  // Of sums of kFinishOutputs: all outputs', where they are kept from block to block, or this one's and the one
+  // before's.
+  int64_t slots() const { return blocks() == 1 ? 2 : ceil_div(min(outputs_, in_.out), kFinishOutputs); }
 
   // The n-th block of inputs of all tasks.
   Place place(int64_t n) const {
-    const int64_t ranges_of_outs = ceil_div(in_.out, outs_), chunks = ceil_div(in_.rows, rows_);
+    const int64_t ranges_of_outputs = ceil_div(in_.out, outputs_), chunks = ceil_div(in_.rows, rows_);
     const int64_t task = n / blocks(), block = n % blocks();
     Place p;
-    p.model = task / (chunks * ranges_of_outs);
-    p.row = task / ranges_of_outs % chunks * rows_;
-    p.end_row = least(p.row + rows_, in_.rows);
-    p.out = task % ranges_of_outs * outs_;
-    p.end_out = least(p.out + outs_, in_.out);
+    p.model = task / (chunks * ranges_of_outputs);
+    p.row = task / ranges_of_outputs % chunks * rows_;
+    p.end_row = min(p.row + rows_, in_.rows);
+    p.out = task % ranges_of_outputs * outputs_;
+    p.end_out = min(p.out + outputs_, in_.out);
     p.i0 = block * kInBlock<terms>;
-    p.ins = least(kInBlock<terms>, in_.in - p.i0);
+    p.ins = min(kInBlock<terms>, in_.in - p.i0);
     p.first = block == 0;
     p.last = block + 1 == blocks();
     return p;
   }
 
-  // The unit of outs that begins with o: its weights for this place. Those of the next one are side work.
+  // The unit of outputs that begins with o: its weights for this place. Those of the next one are side work.
   const Bf16* weights(const Place& place, int64_t n, int64_t o) {
     if (packed_ != nullptr) {
       const Bf16* unit =
-          packed_ + (place.model * ceil_div(in_.out, Layout::kOuts) + o / Layout::kOuts) * layout_.size();
-      const bool more = o + Layout::kOuts < place.end_out;
+          packed_ + (place.model * ceil_div(in_.out, Layout::kOutputs) + o / Layout::kOutputs) * layout_.size();
+      const bool more = o + Layout::kOutputs < place.end_out;
       if (more)
         fetcher_.begin(unit + layout_.size() + place.i0 / kTileDepth * terms * kTileSize,
                        ceil_div(place.ins, kTileDepth) * terms * kTileSize, 4, layout_.panel_size());
@@ -100,8 +101,8 @@ class Worker {
       return unit;
     }
     const Bf16* unit = own_units_ + units_packed_ % 2 * layout_.size();
-    if (o + Layout::kOuts < place.end_out) {
-      begin_pack(place, o + Layout::kOuts);
+    if (o + Layout::kOutputs < place.end_out) {
+      begin_pack(place, o + Layout::kOutputs);
     } else if (n + 1 < end_) {
       const Place then = this->place(n + 1);
       begin_pack(then, then.out);
@@ -115,19 +116,19 @@ class Worker {
     next_weights_ = packer_.slices();
   }
 
-  // The products of outs [o, o + kFinishOuts) with the n-th block of inputs.
+  // The products of outputs [o, o + kFinishOutputs) with the n-th block of inputs.
   void multiply(int64_t n, const Logs<terms>& now, Logs<terms>& next, int64_t o) {
     const Place& place = now.place();
-    const int64_t end_out = least(o + kFinishOuts, place.end_out);
-    const int64_t slot = blocks() == 1 ? ++groups_ % 2 : (o - place.out) / kFinishOuts;
-    float* const sums = sums_ + slot * (kFinishOuts / Layout::kOuts) * unit_sums_;
+    const int64_t end_out = min(o + kFinishOutputs, place.end_out);
+    const int64_t slot = blocks() == 1 ? ++groups_ % 2 : (o - place.out) / kFinishOutputs;
+    float* const sums = sums_ + slot * (kFinishOutputs / Layout::kOutputs) * unit_sums_;
     if (results_.sums() == sums) finish_results();
     const int64_t pairs = now.pairs(), next_slices = n + 1 < end_ ? next.slices() : 0;
-    const int64_t steps = ceil_div(end_out - o, Layout::kOuts) * pairs;
-    const int64_t first = (o - place.out) / Layout::kOuts * pairs;
-    const int64_t all = ceil_div(place.end_out - place.out, Layout::kOuts) * pairs;
-    for (int64_t unit = 0; o + unit * Layout::kOuts < end_out; ++unit) {
-      const Bf16* b = weights(place, n, o + unit * Layout::kOuts) + place.i0 / kTileDepth * terms * kTileSize;
+    const int64_t steps = ceil_div(end_out - o, Layout::kOutputs) * pairs;
+    const int64_t first = (o - place.out) / Layout::kOutputs * pairs;
+    const int64_t all = ceil_div(place.end_out - place.out, Layout::kOutputs) * pairs;
+    for (int64_t unit = 0; o + unit * Layout::kOutputs < end_out; ++unit) {
+      const Bf16* b = weights(place, n, o + unit * Layout::kOutputs) + place.i0 / kTileDepth * terms * kTileSize;
       for (int64_t p = 0; p < pairs; ++p) {
         const int64_t step = unit * pairs + p;
         side_.add_share(results_, results_left_, step, steps);
@@ -143,7 +144,7 @@ class Worker {
     results_left_ = results_.slices();
   }
 
-  // Adds the products of the p-th two tiles of rows with a unit of outs to their sums, or begins these.
+  // Adds the products of the p-th two tiles of rows with a unit of outputs to their sums, or begins these.
   void multiply(const Logs<terms>& now, int64_t p, const Bf16* b, float* sums) {
     constexpr int kReal = tiles::Engine::steps<terms, terms>, kMask = tiles::Engine::steps<1, terms>;
     const bool resume = !now.place().first, negative = now.negative(p);
@@ -171,10 +172,10 @@ class Worker {
   }
 
   const NpuInputs<float>& in_;
-  const int64_t rows_, outs_;
+  const int64_t rows_, outputs_;
   const Bf16* const packed_;
   const Layout layout_;
-  const int64_t unit_sums_;  // of a unit of outs
+  const int64_t unit_sums_;  // of a unit of outputs
   Scratch<Bf16> own_units_;
   Scratch<float> sums_;
   Packer<terms, complex> packer_;
@@ -193,32 +194,32 @@ void forward(const NpuForward<float>& f, const Parallel& parallel, const Ranges&
   using Layout = Unit<terms, complex>;
   const NpuInputs<float>& in = f.inputs;
   // Outputs do not meet one another: how they are cut into tasks may follow from the number of threads.
-  int64_t rows = kMostRows, outs = kMostOuts;
+  int64_t rows = kMaxRows, outputs = kMaxOutputs;
   if (parallel.threads > 1) {
     const int64_t wanted = 2 * parallel.threads;
-    rows = least(kMostRows, most(kLeastRows, round_up(ceil_div(in.rows * in.models, wanted), kTilePair)));
-    const int64_t by_rows = most<int64_t>(1, in.models * ceil_div(in.rows, rows));
-    outs = least(kMostOuts,
-                 most<int64_t>(Layout::kOuts, round_up(ceil_div(in.out * by_rows, wanted), int64_t(Layout::kOuts))));
+    rows = min(kMaxRows, max(kMinRows, round_up(ceil_div(in.rows * in.models, wanted), kTilePair)));
+    const int64_t by_rows = max<int64_t>(1, in.models * ceil_div(in.rows, rows));
+    outputs = min(kMaxOutputs, max<int64_t>(Layout::kOutputs,
+                                            round_up(ceil_div(in.out * by_rows, wanted), int64_t(Layout::kOutputs))));
   }
-  const int64_t chunks = ceil_div(in.rows, rows), ranges_of_outs = ceil_div(in.out, outs);
+  const int64_t chunks = ceil_div(in.rows, rows), ranges_of_outputs = ceil_div(in.out, outputs);
   const Gates gates(in);
   const Layout layout(in);
-  const int64_t units = ceil_div(in.out, int64_t(Layout::kOuts)), size = in.models * units * layout.size();
-  const bool ahead = chunks > 1 && size <= kMostPacked;
+  const int64_t units = ceil_div(in.out, int64_t(Layout::kOutputs)), size = in.models * units * layout.size();
+  const bool ahead = chunks > 1 && size <= kMaxPacked;
   Scratch<Bf16> packed(ahead ? size : 0);
   parallel.over(ahead ? in.models * units : 0, [&](int64_t begin, int64_t end) {
     Packer<terms, complex> packer(in, gates, ranges);
     for (int64_t task = begin; task < end; ++task) {
-      packer.begin(task / units, task % units * Layout::kOuts, 0, in.in, packed + task * layout.size());
+      packer.begin(task / units, task % units * Layout::kOutputs, 0, in.in, packed + task * layout.size());
       for (int64_t n = packer.slices(); n > 0; --n) packer.next();
     }
   });
   // Runs of tasks: within a run the work of one is prepared during the products of the one before.
-  const int64_t tasks = in.models * chunks * ranges_of_outs;
-  const int64_t runs = least(tasks, int64_t(2 * parallel.threads));
+  const int64_t tasks = in.models * chunks * ranges_of_outputs;
+  const int64_t runs = min(tasks, int64_t(2 * parallel.threads));
   parallel.over(runs, [&](int64_t begin, int64_t end) {
-    Worker<terms, complex> worker(f, rows, outs, gates, ahead ? static_cast<const Bf16*>(packed) : nullptr, ranges);
+    Worker<terms, complex> worker(f, rows, outputs, gates, ahead ? static_cast<const Bf16*>(packed) : nullptr, ranges);
     worker.run(tasks * begin / runs, tasks * end / runs);
   });
 }

@@ -17,10 +17,10 @@ using tiles::S;
 // fewer terms there is room for more.
 template <int terms>
 constexpr int64_t kInBlock = terms == 3 ? 256 : 512;
-// Outs whose P and Q wait for one another, so that results are written in runs of four cache lines.
-constexpr int64_t kFinishOuts = 64;
+// Outputs whose P and Q wait for one another, so that results are written in runs of four cache lines.
+constexpr int64_t kFinishOutputs = 64;
 
-// Where the work stands: a chunk of rows, its outs, and a block of inputs.
+// Where the work stands: a chunk of rows, its outputs, and a block of inputs.
 struct Place {
   int64_t model, row, end_row, out, end_out, i0, ins;
   bool first, last;  // of the blocks of inputs
@@ -41,10 +41,10 @@ class Gates {
   Scratch<float> gates_;
 };
 
-// Weights as B panels. A unit of outs has four: a product (with L, with m) has two columns of tiles.
+// Weights as B panels. A unit of outputs has four: a product (with L, with m) has two columns of tiles.
 template <int terms, bool complex>
 struct Unit {
-  static constexpr int kOuts = complex ? kTile : 2 * kTile;
+  static constexpr int kOutputs = complex ? kTile : 2 * kTile;
 
   explicit Unit(const NpuInputs<float>& in) : k_tiles(ceil_div(in.in, kTileDepth)) {}
   int64_t size() const { return 4 * panel_size(); }
@@ -55,7 +55,7 @@ struct Unit {
   const int64_t k_tiles;
 };
 
-// Packs a block of inputs of a unit. A slice turns 16 inputs of 16 outs, or splits four of them.
+// Packs a block of inputs of a unit. A slice turns 16 inputs of 16 outputs, or splits four of them.
 template <int terms, bool complex>
 class Packer {
   using Layout = Unit<terms, complex>;
@@ -64,7 +64,7 @@ class Packer {
   Packer(const NpuInputs<float>& in, const Gates& gates, const Ranges& ranges)
       : in_(in), gates_(gates), ranges_(ranges), layout_(in) {}
 
-  // Inputs [i0, i0 + ins) of the unit of outs that begins with o.
+  // Inputs [i0, i0 + ins) of the unit of outputs that begins with o.
   void begin(int64_t model, int64_t o, int64_t i0, int64_t ins, Bf16* unit) {
     model_ = model, out_ = o, i0_ = i0, ins_ = ins, unit_ = unit;
     block_ = column_ = step_ = 0;
@@ -86,14 +86,15 @@ class Packer {
 
   int64_t blocks() const { return round_up(ins_, kTileDepth) / kTile; }
 
-  // The column's weights: its own 16 outs (RealNPU), or the real and then the imaginary ones.
+  // The column's weights: its own 16 outputs (RealNPU), or the real and then the imaginary ones.
   void load() {
     const int64_t i = block_ * kTile, o = complex ? out_ : out_ + column_ * kTile;
     const float* w = complex && column_ == 1 ? in_.weight_im : in_.weight_re;
-    const int count = int(most<int64_t>(0, least<int64_t>(kTile, ins_ - i)));
-    const int outs = int(most<int64_t>(0, least<int64_t>(kTile, in_.out - o)));
+    const int count = int(max<int64_t>(0, min<int64_t>(kTile, ins_ - i)));
+    const int outputs = int(max<int64_t>(0, min<int64_t>(kTile, in_.out - o)));
     for (int n = 0; n < kTile; ++n) of_input_[n] = S::zero();
-    if (count > 0) load_columns<float>(w + (model_ * in_.out + o) * in_.in + i0_ + i, in_.in, outs, count, of_input_);
+    if (count > 0)
+      load_columns<float>(w + (model_ * in_.out + o) * in_.in + i0_ + i, in_.in, outputs, count, of_input_);
   }
 
   // Inputs [n, n + kSplit) of the block as a column of the product with L, and pi ghat w, or -pi ghat w, as one of that
@@ -137,7 +138,7 @@ class Logs {
       : in_(in),
         gates_(gates),
         ranges_(ranges),
-        most_k_tiles_(ceil_div(least(in.in, kInBlock<terms>), kTileDepth)),
+        most_k_tiles_(ceil_div(min(in.in, kInBlock<terms>), kTileDepth)),
         log_r_(ceil_div(rows, kTilePair) * 2 * most_k_tiles_ * terms * kTileSize),
         mask_(ceil_div(rows, kTilePair) * 2 * most_k_tiles_ * kTileSize),
         negative_(ceil_div(rows, kTilePair)) {}
@@ -170,7 +171,7 @@ class Logs {
       for (int v = 0; v < 2; ++v) fill(v, S::load(gate_ + v * kTile), S::load(x_ + v * kTile));
     } else if (in_row_) {
       for (int v = 0; v < 2; ++v) {
-        const int count = int(most<int64_t>(0, least<int64_t>(kTile, left_ - v * kTile)));
+        const int count = int(max<int64_t>(0, min<int64_t>(kTile, left_ - v * kTile)));
         fill(v, S::load_first(gate_ + v * kTile, count), S::load_first(x_ + v * kTile, count));  // behind I: r = 1
       }
     }
@@ -215,7 +216,7 @@ class Logs {
   Ranges::Largest largest_;
 };
 
-// y and s of a chunk's rows and of up to kFinishOuts outs, from their sums. A slice is two registers.
+// y and s of a chunk's rows and of up to kFinishOutputs outputs, from their sums. A slice is two registers.
 template <bool complex>
 class Results {
   static constexpr int64_t kColumn = kTile * kTile;
@@ -223,7 +224,7 @@ class Results {
  public:
   explicit Results(const NpuForward<float>& f) : f_(f) {}
 
-  // Outs [o, end_out); the sums of a unit of outs, of all pairs of rows, take `unit_size`.
+  // Outputs [o, end_out); the sums of a unit of outputs, of all pairs of rows, take `unit_size`.
   void begin(const Place& place, int64_t o, int64_t end_out, const float* sums, int64_t unit_size) {
     place_ = place, out_ = o, end_out_ = end_out, sums_ = sums, unit_size_ = unit_size;
     begin_row(0);
@@ -235,10 +236,10 @@ class Results {
     constexpr int64_t kQ = complex ? kColumn : kBlockSize;  // from P
     const float* const second = p_ + (complex ? unit_size_ : kColumn);
     Reg y[2], s[2];
-    outputs<float>(S::load(p_), S::load(p_ + kQ), &y[0], &s[0]);
-    if (left_ > kTile) outputs<float>(S::load(second), S::load(second + kQ), &y[1], &s[1]);
+    finish_outputs<float>(S::load(p_), S::load(p_ + kQ), &y[0], &s[0]);
+    if (left_ > kTile) finish_outputs<float>(S::load(second), S::load(second + kQ), &y[1], &s[1]);
     for (int v = 0; v < 2 && left_ > v * kTile; ++v) {
-      const int count = int(least<int64_t>(kTile, left_ - v * kTile));
+      const int count = int(min<int64_t>(kTile, left_ - v * kTile));
       S::store_first(f_.y + to_ + v * kTile, y[v], count);
       if (f_.s != nullptr) S::store_first(f_.s + to_ + v * kTile, s[v], count);
     }
@@ -260,7 +261,7 @@ class Results {
   Place place_{};
   int64_t out_ = 0, end_out_ = 0, unit_size_ = 0;
   const float* sums_ = nullptr;
-  // The next slice: its row, from the place's beginning, its sums and results, and outs that are left of the row.
+  // The next slice: its row, from the place's beginning, its sums and results, and outputs that are left of the row.
   int64_t row_ = 0, to_ = 0, left_ = 0;
   const float* p_ = nullptr;
 };

@@ -123,7 +123,7 @@ class Ranges {
     }
     uint32_t bits() const {
       uint32_t most_bits = 0;
-      for (int l = 0; l < S::width; ++l) most_bits = most(most_bits, uint32_t(sizes_[l]));
+      for (int l = 0; l < S::width; ++l) most_bits = max(most_bits, uint32_t(sizes_[l]));
       return most_bits;
     }
 
@@ -235,7 +235,7 @@ class Engine {
       } else {
         for (int za = a_terms - 1; za >= 0; --za) {
           load_a(a0, a1, za);
-          for (int zb = least(b_terms, orders - za) - 1; zb >= 0; --zb) {
+          for (int zb = min(b_terms, orders - za) - 1; zb >= 0; --zb) {
             load_b(b0, b1, b_terms - 1 - zb);
             add_products(side);
           }
@@ -301,7 +301,7 @@ class Engine {
       for (const int64_t end = orders > 1 ? k + 1 : k_tiles; k < end; ++k) {
         for (int za = a_terms - 1; za >= 0; --za) {
           const Bf16* a_tile = a + (k * a_terms + za) * kTileSize;
-          for (int zb = least(b_terms, orders - za) - 1; zb >= 0; --zb) {
+          for (int zb = min(b_terms, orders - za) - 1; zb >= 0; --zb) {
             const Bf16* b0_tile = b0 + (k * b_terms + b_terms - 1 - zb) * kTileSize;
             const Bf16* b1_tile = b1 + (k * b_terms + b_terms - 1 - zb) * kTileSize;
             for (int j = 0; j < kTileDepth; j += 2) {

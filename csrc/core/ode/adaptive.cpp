@@ -15,7 +15,7 @@ template <typename T, typename F>
 void each_register(const OdeInputs<T>& in, const Plan& plan, int64_t task, const F& body) {
   constexpr int64_t W = Simd<T>::width;
   const Plan::Task t = plan.task(in, task);
-  for (int64_t n = 0; n < t.rows; n += W) body(t.row + n, int(least(W, t.rows - n)));
+  for (int64_t n = 0; n < t.rows; n += W) body(t.row + n, int(min(W, t.rows - n)));
 }
 
 template <typename T, typename Step, typename... Tolerances>
@@ -41,7 +41,7 @@ void backward_by(const OdeAdaptiveBackward<T>& b, const Parallel& parallel, Tole
     for (int64_t task = begin; task < end; ++task) {
       units.clear_gradients();
       each_register(in, plan, task, [&](int64_t row, int lanes) { trajectories.run(row, lanes); });
-      const int lanes = int(least(W, slots - task * W));
+      const int lanes = int(min(W, slots - task * W));
       for (int64_t n = 0; n < units.gradients(); ++n)
         Simd<T>::store_first(parts + n * slots + task * W, units.gradient(n), lanes);
     }

@@ -61,8 +61,8 @@ class AdaptiveBackward {
         Lane& own = lane_[l];
         const int64_t number = own.segments - 1 - segment;
         own.first = number * b_.every;
-        own.nodes = number < 0 ? 0 : least(b_.every, own.steps + 1 - own.first);
-        longest = most(longest, own.nodes);
+        own.nodes = number < 0 ? 0 : min(b_.every, own.steps + 1 - own.first);
+        longest = max(longest, own.nodes);
       }
       if (longest == 0) break;
       compute_states(longest);

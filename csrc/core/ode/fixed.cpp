@@ -29,7 +29,7 @@ void forward(const OdeForward<T>& f, const Parallel& parallel) {
     Loop<T, Lanes<T, D>> loop(in);
     for (int64_t task = begin; task < end_task; ++task) {
       const Plan::Task t = plan.task(in, task);
-      for (int64_t n = 0; n < t.rows; n += W) loop.forward(f, t.row + n, t.place + n, int(least(W, t.rows - n)));
+      for (int64_t n = 0; n < t.rows; n += W) loop.forward(f, t.row + n, t.place + n, int(min(W, t.rows - n)));
     }
   });
 }
@@ -52,8 +52,8 @@ void backward(const OdeBackward<T>& b, const Parallel& parallel) {
     for (int64_t task = begin; task < end_task; ++task) {
       const Plan::Task t = plan.task(in, task);
       loop.units().clear_gradients();
-      for (int64_t n = 0; n < t.rows; n += W) loop.backward(b, t.row + n, t.place + n, int(least(W, t.rows - n)));
-      const int lanes = int(least(W, slots - task * W));
+      for (int64_t n = 0; n < t.rows; n += W) loop.backward(b, t.row + n, t.place + n, int(min(W, t.rows - n)));
+      const int lanes = int(min(W, slots - task * W));
       for (int64_t n = 0; n < loop.units().gradients(); ++n)
         Simd<T>::store_first(parts + n * slots + task * W, loop.units().gradient(n), lanes);
     }

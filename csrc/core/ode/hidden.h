@@ -42,11 +42,11 @@ class HiddenLanes {
 
   void load(const T* from, int64_t, int, Reg* to) const {
     for (int64_t r = 0; r < registers(); ++r)
-      to[r] = S::load_first(from + r * W, int(least<int64_t>(W, features() - r * W)));
+      to[r] = S::load_first(from + r * W, int(min<int64_t>(W, features() - r * W)));
   }
   void store(T* to, int64_t, int, const Reg* from) const {
     for (int64_t r = 0; r < registers(); ++r)
-      S::store_first(to + r * W, from[r], int(least<int64_t>(W, features() - r * W)));
+      S::store_first(to + r * W, from[r], int(min<int64_t>(W, features() - r * W)));
   }
 
   void pack(int64_t, int) {

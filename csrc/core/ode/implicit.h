@@ -88,7 +88,7 @@ class ImplicitStep : public PairStep<T, Units> {
   // Newton's iterations for a stage; what they must reach, in units of the tolerance (Hairer and Wanner, IV.8), and the
   // least rate of convergence that is assumed in a stage's first iteration.
   static constexpr int kIterations = 10;
-  static constexpr double kMostError = 0.03, kRounding = 10, kLeastRate = 0.1;
+  static constexpr double kMaxError = 0.03, kRounding = 10, kMinRate = 0.1;
 
  public:
   static constexpr bool kImplicit = true;
@@ -99,7 +99,7 @@ class ImplicitStep : public PairStep<T, Units> {
       : Base(in, pair),
         rtol_(rtol),
         atol_(atol),
-        bound_(std::fmax(kRounding * std::numeric_limits<T>::epsilon() / rtol, std::fmin(kMostError, std::sqrt(rtol)))),
+        bound_(std::fmax(kRounding * std::numeric_limits<T>::epsilon() / rtol, std::fmin(kMaxError, std::sqrt(rtol)))),
         jump_(kOdeJump * double(in.eps)),
         jacobian_(count() * count()),
         unit_(count()),
@@ -237,7 +237,7 @@ class ImplicitStep : public PairStep<T, Units> {
   // Whether a lane needs another change after one of this size. small: as that of a slope that jumps.
   bool judge(Lane& lane, double size, bool small, int iteration) {
     ++lane.evaluations;
-    lane.rate = iteration > 0 ? size / lane.before : std::fmax(lane.rate, kLeastRate);
+    lane.rate = iteration > 0 ? size / lane.before : std::fmax(lane.rate, kMinRate);
     lane.before = size;
     const bool grows = iteration > 0 && lane.rate >= 1, ends = grows || iteration + 1 == kIterations;
     if (size == 0 || lane.rate * size <= bound_ * (1 - lane.rate)) return false;

@@ -53,11 +53,11 @@ class Lanes {
   // States of some rows, a register of each feature.
   void load(const T* from, int64_t stride, int lanes, Reg* to) const {
     for (int64_t d = 0; d < features(); d += W)
-      load_columns<T>(from + d, stride, lanes, int(least<int64_t>(W, features() - d)), to + d);
+      load_columns<T>(from + d, stride, lanes, int(min<int64_t>(W, features() - d)), to + d);
   }
   void store(T* to, int64_t stride, int lanes, const Reg* from) const {
     for (int64_t d = 0; d < features(); d += W)
-      store_columns<T>(to + d, stride, lanes, int(least<int64_t>(W, features() - d)), from + d);
+      store_columns<T>(to + d, stride, lanes, int(min<int64_t>(W, features() - d)), from + d);
   }
 
   // The weights of the models of rows [first, first + lanes). Lanes without a row get zeros: their slope is 0.

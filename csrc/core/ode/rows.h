@@ -29,9 +29,9 @@ struct Plan {
   template <typename T>
   Task task(const OdeInputs<T>& in, int64_t n) const {
     constexpr int64_t W = Simd<T>::width;
-    if (!in.many_starts()) return {n * W, least(W, in.models * in.starts - n * W), n * W};
+    if (!in.many_starts()) return {n * W, min(W, in.models * in.starts - n * W), n * W};
     const int64_t per_model = tasks / in.models, model = n / per_model, first = n % per_model * kRegisters * W;
-    return {model * in.starts + first, least(kRegisters * W, in.starts - first),
+    return {model * in.starts + first, min(kRegisters * W, in.starts - first),
             model * ceil_div(in.starts, kOdeBlock) * kOdeBlock + first};
   }
 };

@@ -18,7 +18,7 @@ enum OdeEnd : int64_t { kRunning = -1, kDone, kTooMany, kStuck, kNotFinite, kSti
 
 // The control of one trajectory's steps.
 class StepControl {
-  static constexpr double kBeta = 0.04, kSafety = 0.9, kLeast = 0.1, kMost = 5, kEps = 0x1p-52;
+  static constexpr double kBeta = 0.04, kSafety = 0.9, kLeast = 0.1, kMax = 5, kEps = 0x1p-52;
 
  public:
   double time, size, first_at_bound = std::numeric_limits<double>::quiet_NaN();
@@ -72,7 +72,7 @@ class StepControl {
     const double factor = std::pow(error, 0.2 - 0.75 * kBeta) / kSafety, length = std::fabs(h);
     if (!(error <= 1)) {
       ++rejected;
-      size = length / std::fmin(factor, kMost);  // kMost also where the factor is nan
+      size = length / std::fmin(factor, kMax);  // kMax also where the factor is nan
       shrunk_ = true;
       return false;
     }
@@ -88,7 +88,7 @@ class StepControl {
   void refuse(bool broken) {
     broken_ = broken;
     ++rejected;
-    size = std::fabs(h) / (broken ? kMost : 2);
+    size = std::fabs(h) / (broken ? kMax : 2);
     shrunk_ = true;
   }
   void move() {

@@ -29,7 +29,7 @@ NAME = "ode.fit"
 FAR = 2.0  # times the median distance; samples farther apart get nodes in between
 MAX_NODES = 4  # for each sample
 # Nodes of equal distances, at most so many for each sample, where all samples lie on such ones.
-MOST_EQUAL, EQUAL_DISTANCE = 3.0, 1e-9
+MAX_EQUAL, EQUAL_DISTANCE = 3.0, 1e-9
 EXACT_RESIDUAL = 1e-5  # of a column's standard deviation: smaller residuals count as exact
 BELOW_ZERO = 1e-9  # of a column's size: a solver's error where an amount ends at 0
 # A column has both signs if it has values below minus this share of its largest one, or below
@@ -519,7 +519,7 @@ def _nodes(times: list[Tensor]) -> list[Tensor]:
     shortest = gaps.min()
     counts = gaps / shortest
     is_equal = bool(((counts - counts.round()).abs() <= EQUAL_DISTANCE * counts).all())
-    if is_equal and float(counts.sum()) <= MOST_EQUAL * len(gaps):
+    if is_equal and float(counts.sum()) <= MAX_EQUAL * len(gaps):
         return [_filled(time, (time.diff() / shortest).round().long()) for time in ordered]
     far = FAR * float(gaps[gaps > 0].median())
     nodes = []

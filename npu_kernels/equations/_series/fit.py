@@ -14,7 +14,7 @@ from npu_kernels._common import checks
 from npu_kernels._common.checks import check_flag, check_whole
 from npu_kernels._jobs.checkpoint import Checkpoint, digest
 from npu_kernels._jobs.driver import Progress, interruptible, terminable
-from npu_kernels.equations._numbers import MOST_DENOMINATOR
+from npu_kernels.equations._numbers import MAX_DENOMINATOR
 from npu_kernels.equations._series import data as series
 from npu_kernels.equations._series.data import NAME, Series
 from npu_kernels.equations._series.diagnostics import advice, poor_fit
@@ -164,9 +164,7 @@ def fit(
     except ImportError as error:
         raise ImportError(INSTALL) from error
     _check(init, simplify, method)
-    max_denominator = check_whole(
-        NAME, "max_denominator", max_denominator, maximum=MOST_DENOMINATOR
-    )
+    max_denominator = check_whole(NAME, "max_denominator", max_denominator, maximum=MAX_DENOMINATOR)
     seed = check_whole(NAME, "seed", seed, 0, bounded=False)
     data, facts, power, nau = _read(model, t, u, u0, inputs, sigma, observed, names)
     searching = init == "search"

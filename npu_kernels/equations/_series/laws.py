@@ -458,8 +458,8 @@ def loosened(law: Law, loosen: bool) -> Law:
 
 STEP_ERROR = 0.1  # of the errors' standard deviation: the error that the steps may have
 # Steps from node to node. Where no implicit ones may follow Runge and Kutta's, there are up to
-# MOST_STEPS of these, in a series of ALL_EXPLICIT_STEPS.
-FIRST_STEPS, MANY_STEPS, MOST_STEPS, ALL_EXPLICIT_STEPS = 8, 64, 4096, 100_000
+# MAX_STEPS of these, in a series of ALL_EXPLICIT_STEPS.
+FIRST_STEPS, MANY_STEPS, MAX_STEPS, ALL_EXPLICIT_STEPS = 8, 64, 4096, 100_000
 HOPELESS_CRITERION = 30.0  # above the best law's: finer steps are not tried for worse ones
 
 
@@ -497,7 +497,7 @@ def _ladder(problem: Trajectories) -> Iterator[Trajectories]:
     """Yield the problem, and those of twice as many steps each; then implicit ones, if may be."""
     is_implicit, limit = problem.method == IMPLICIT, MANY_STEPS
     if not is_implicit and not problem.stiff:
-        limit = max(limit, min(MOST_STEPS, ALL_EXPLICIT_STEPS // problem.data.times.shape[1]))
+        limit = max(limit, min(MAX_STEPS, ALL_EXPLICIT_STEPS // problem.data.times.shape[1]))
     yield problem
     while 2 * problem.steps <= limit:
         problem = problem.finer()

@@ -24,7 +24,7 @@ OUTLIER, OUTLIER_GAP, MIN_VALUES = 8.0, 2.0, 12
 FEW_MEASURED, WIDER_GAP = 15, 10.0  # below so many values, which a law may follow, the gap is wider
 # Errors grow with the states, or may do so, if those over the states are no more unlike each other.
 UNLIKE = 1.25
-MIN_SHARE, MOST = 0.05, 0.2  # of the column's variation; of its values
+MIN_SHARE, MAX_SHARE = 0.05, 0.2  # of the column's variation; of its values
 TYPICAL = 1.4826  # standard deviation of normal errors over their median size
 SIDE = 4  # neighbours of a value before it, and behind it
 ROUGH_RATIO = (
@@ -109,7 +109,7 @@ def _far(sizes: Tensor, seen: Tensor, is_much: Tensor) -> Tensor:
     far = torch.zeros_like(seen)
     if is_first.any():
         far = seen & is_much & (sizes >= ordered[1:][is_first][0])
-    return far if far.sum() <= MOST * seen.sum() else torch.zeros_like(far)
+    return far if far.sum() <= MAX_SHARE * seen.sum() else torch.zeros_like(far)
 
 
 def _spread(sizes: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def distances_from_neighbours(data: Series) -> tuple[Tensor, Tensor]:
         seen = data.seen[..., d]
         if seen.sum() >= MIN_VALUES:
             errors[d] = TYPICAL * off[..., d][seen].median()
-        if (off[..., d] > OUTLIER * errors[d]).sum() > MOST * seen.sum():
+        if (off[..., d] > OUTLIER * errors[d]).sum() > MAX_SHARE * seen.sum():
             errors[d] = math.inf
     return off, errors
 

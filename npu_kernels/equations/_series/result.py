@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from npu_kernels._common import display
 from npu_kernels._common.checks import check_level
-from npu_kernels.equations._numbers import MOST_DENOMINATOR, Interval
+from npu_kernels.equations._numbers import MAX_DENOMINATOR, Interval
 from npu_kernels.equations._series.data import Series, read_inputs, tensor
 from npu_kernels.equations._series.diagnostics import Diagnostics, judged
 from npu_kernels.equations._series.estimates import (
@@ -480,7 +480,7 @@ def _taken(w: float | None) -> str:
 
     if w is None:
         return ""
-    fraction = Fraction(w).limit_denominator(MOST_DENOMINATOR)
+    fraction = Fraction(w).limit_denominator(MAX_DENOMINATOR)
     return str(fraction) if float(fraction) == w else f"{w:.6g}"
 
 

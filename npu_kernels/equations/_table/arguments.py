@@ -43,10 +43,10 @@ from npu_kernels.equations._limits import (
     read_terms,
     read_whole,
 )
-from npu_kernels.equations._numbers import MOST_DENOMINATOR, term_text
-from npu_kernels.equations._problem import MOST_NOISE
+from npu_kernels.equations._numbers import MAX_DENOMINATOR, term_text
+from npu_kernels.equations._problem import MAX_NOISE
 from npu_kernels.equations._rows import (
-    MOST_ROWS_OF_PRODUCTS,
+    MAX_ROWS_OF_PRODUCTS,
     constant,
     have_two_values,
     products_of_columns,
@@ -54,14 +54,14 @@ from npu_kernels.equations._rows import (
 )
 from npu_kernels.equations._table.refine import Rules
 from npu_kernels.equations._table.search import Settings, Work
-from npu_kernels.equations._table.stepwise import MOST_TERMS
+from npu_kernels.equations._table.stepwise import MAX_TERMS
 
 Array = Any
 
 LOGGER = logging.getLogger("npu_kernels.equations")
 EQUAL_COLUMNS = 1e-12  # relative difference of columns that are the same
 EQUAL_PRODUCTS = 1e-9  # the same of products of columns
-MOST_COMPARED = 20  # rows that tell which columns may be the same
+MAX_COMPARED = 20  # rows that tell which columns may be the same
 SCALED = 1e-6  # deviation of a mean from 0, of a variance from 1, that a scaler's rounding leaves
 EXPONENTS = "rational", "integer", "real"
 CHOICES = {
@@ -85,7 +85,7 @@ def check_parameters(model: Any) -> None:
         check_whole("NPURegressor", "verbose", model.verbose, 0, other="True, False")
     for name in ["n_init"] + ["max_terms"] * (model.max_terms is not None):
         check_whole("NPURegressor", name, getattr(model, name))
-    largest = MOST_DENOMINATOR
+    largest = MAX_DENOMINATOR
     check_whole("NPURegressor", "max_denominator", model.max_denominator, maximum=largest)
     for name, choices in CHOICES.items():
         check_choice("NPURegressor", name, getattr(model, name), choices)
@@ -127,7 +127,7 @@ def _are_errors(noise: Any) -> bool:
     if not sigma.ndim:
         return 0 < as_number(noise) < math.inf
     sizes = sigma.min(initial=math.inf), sigma.max(initial=0.0)
-    return bool(0 < sizes[0] <= sizes[1] < math.inf and sizes[1] / sizes[0] < MOST_NOISE)
+    return bool(0 < sizes[0] <= sizes[1] < math.inf and sizes[1] / sizes[0] < MAX_NOISE)
 
 
 def _wrong_error(noise: Any) -> str:
@@ -263,7 +263,7 @@ def limits_of(model: Any, functions: Functions) -> Limits | None:
     of_columns = [(c.function, c.index, i, c.factor) for i, c in numbered]
     terms = read_terms("NPURegressor", model.required_terms, inputs, of_columns)
     limits = Limits(low, high, integer, positive, *terms)
-    largest = MOST_TERMS if model.max_terms is None else model.max_terms
+    largest = MAX_TERMS if model.max_terms is None else model.max_terms
     if len(terms[0]) > largest:
         rule = f"required_terms must be at most the {largest} of max_terms"
         raise ValueError(f"NPURegressor: {rule}, got {len(terms[0])}")
@@ -435,7 +435,7 @@ def copies(X: Array) -> dict[int, tuple[int, float]]:
     """Return the columns that are others times a number: by index that of the first, the number."""
     first, found = dict[Any, list[int]](), dict[int, tuple[int, float]]()
     largest = np.abs(X).argmax(0) if len(X) else np.zeros(0, dtype=int)
-    some = spread(len(X), MOST_COMPARED)
+    some = spread(len(X), MAX_COMPARED)
     for i, row in enumerate(largest.tolist()):
         size = X[row, i]
         if size == 0 or (X[:, i] == size).all():
@@ -465,7 +465,7 @@ def product_columns(X: Array, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return a note for each column that is a product of powers of others, times a number."""
     usable = (X != 0).all(0)
     usable[list(copies(X))] = False
-    some = spread(len(X), MOST_ROWS_OF_PRODUCTS)
+    some = spread(len(X), MAX_ROWS_OF_PRODUCTS)
     logs = np.log(np.abs(np.where(usable, X[some], 1.0)))
     notes = list[str]()
     for direction in products_of_columns(logs):

@@ -17,8 +17,8 @@ from npu_kernels.equations._table.estimates import Rows, sizes
 Array = Any
 
 UNLIKELY = 1e-6  # probability of a sum of squares, on either side
-FEWEST_COPIED = 10  # different rows, of which it is no chance that each is there several times
-FEWEST_IN_CLUMP, CLUMP_SHARE = 6, 0.05  # rows of each of two clumps of residuals
+MIN_COPIED = 10  # different rows, of which it is no chance that each is there several times
+MIN_IN_CLUMP, CLUMP_SHARE = 6, 0.05  # rows of each of two clumps of residuals
 ROUNDING = 1e-9
 CLUMP_GAP = 1.5  # over the width of the wider one
 FEW_VALUES = 10  # different ones, at most: 0 or 9 is an ordinary one, and residuals have clumps
@@ -77,7 +77,7 @@ def copied(rows: Rows) -> str:
     new = first_of_equal(rows.X[once], rows.y[once, None], group)
     counts = np.bincount(new.cumsum())[1:]
     times = int(np.gcd.reduce(counts))
-    if times < 2 or len(counts) < FEWEST_COPIED:
+    if times < 2 or len(counts) < MIN_COPIED:
         return ""
     return (
         f"Each row occurs {times} times: if these are copies, drop them. Copies make standard "
@@ -128,7 +128,7 @@ def _growing(rows: Rows, errors: Array, is_like: Array) -> str:
 def _clumps(rows: Rows, errors: Array) -> str:
     """Residuals are in two clumps that are farther from each other than each is wide."""
     some = np.sort(errors[_once(rows)])
-    fewest = max(FEWEST_IN_CLUMP, math.ceil(CLUMP_SHARE * len(some)))
+    fewest = max(MIN_IN_CLUMP, math.ceil(CLUMP_SHARE * len(some)))
     is_few = len(some) < 2 * fewest or not np.isfinite(some[[0, -1]]).all()
     if is_few or len(np.unique(rows.y)) <= FEW_VALUES:
         return ""

@@ -62,7 +62,7 @@ Array = Any
 # ---- results -------------------------------------------------------------------------------------
 # What a fitted `NPURegressor` returns: predictions, forms of its equations, intervals, refits.
 
-MOST_ROWS = 5  # that a warning names
+MAX_ROWS = 5  # that a warning names
 
 
 class EquationWarning(UserWarning):
@@ -207,12 +207,12 @@ class Results:
                 warn(
                     f"NPURegressor: {len(beyond)} predictions of {equation.output} are for the "
                     f"nearest value of {function}, because the sum is outside of its range: rows "
-                    f"{', '.join(map(str, beyond[:MOST_ROWS]))} (the first is row 0)",
+                    f"{', '.join(map(str, beyond[:MAX_ROWS]))} (the first is row 0)",
                     EquationWarning,
                 )
         far = self._seen.surprising(X, results)
         if far.any():
-            rows = ", ".join(map(str, np.flatnonzero(far)[:MOST_ROWS]))
+            rows = ", ".join(map(str, np.flatnonzero(far)[:MAX_ROWS]))
             warn(
                 f"NPURegressor: {int(far.sum())} predictions are far outside of the y of fit, "
                 f"although their rows are within its range: rows {rows} (the first is row 0). "

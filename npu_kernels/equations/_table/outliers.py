@@ -22,11 +22,11 @@ from npu_kernels.equations._table.search import Settings
 
 Array = Any
 
-FEWEST_WITH_WILD = 8  # rows from which outliers are looked for
+MIN_WITH_WILD = 8  # rows from which outliers are looked for
 ROUGH = 0.3  # of y's standard deviation: the error from which outliers may have hidden the law
 WILD_ROUNDS = 3  # searches without suspected outliers
 WILD = 7.0  # robust standard deviations from which a row is suspected
-MOST_WILD = 0.2  # share of the rows; values that occur in many rows may be more of them
+MAX_WILD = 0.2  # share of the rows; values that occur in many rows may be more of them
 FEW = 0.03  # share of the rows up to which tails are not heavy
 FAR_BEYOND = 100.0  # ratio of a value to all others of its column, from which it is no reading
 # Numbers that stand for missing values: nines such as -999 and 9999, -1 and 0.
@@ -35,14 +35,14 @@ FEW_STEPS = 3  # of rounded readings: a code is farther from all others
 # A value in several rows is a code too if it is so many times the width of all others away from
 # them. The first or last of y is the end of a scale if it is in so many rows, and in so many times
 # as many as any other.
-FEWEST_CODED, FAR_OUTSIDE, FEWEST_AT_END, OFTEN = 3, 3.0, 5, 4
+MIN_CODED, FAR_OUTSIDE, MIN_AT_END, OFTEN = 3, 3.0, 5, 4
 FEW_BELOW = 3  # rows with a y of the other sign than all others
 GAP = 3.0  # ratio of the median error of outliers to the largest of the others
 FEW_ROWS, WIDE_GAP = 15, 10.0  # below so many rows, which a law may follow, the gap is wider
 TAILS = 3.0  # of the standard deviations with and without outliers: their ratio for heavy tails
 NAMED = 5  # rows that a note names
 # A law may be fitted to a row alone, which has a leverage near 1 then: one with a slip in an input.
-DECISIVE, MOST_DECISIVE = 0.5, 3  # leverage of such rows, and their number
+DECISIVE, MAX_DECISIVE = 0.5, 3  # leverage of such rows, and their number
 FULL_LEVERAGE = 0.9  # leverage of rows with a value far beyond all others
 FAR_SIGMA = 6.0  # standard deviations of a row from a shorter law, its own errors included
 WORST_SHORTER = 0.5  # of the standard deviation of others, whose law has at most such an error
@@ -61,7 +61,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     of_values = fitted is stepwise.laws or settings.rules.loss != "squared"
     laws_of_all, keep = fitted(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
     best = laws_of_all.equations[laws_of_all.best_index]
-    if settings.leave_out is None or len(keep) < FEWEST_WITH_WILD:
+    if settings.leave_out is None or len(keep) < MIN_WITH_WILD:
         return laws_of_all
     odd = _odd_values(rows, best)
     if (best.exact or of_values) and not odd.any():  # terms that follow them may make a law exact
@@ -176,7 +176,7 @@ def _odd(column: Array) -> Array:
 
     A distribution over many decades is not far beyond itself.
     """
-    limit = int(MOST_WILD * len(column))
+    limit = int(MAX_WILD * len(column))
     odd = np.zeros(len(column), dtype=bool)
     sizes = np.sort(np.abs(column))
     center, below, above = np.median(sizes), sizes[-limit - 1 : -1], sizes[-limit:]
@@ -192,7 +192,7 @@ def _odd(column: Array) -> Array:
         low, high = readings[0], readings[-1]
         outside, width = max(low - value, value - high), high - low
         is_next = outside < FEW_STEPS * np.diff(readings).min()  # as 0 is among counts
-        is_far = outside > FAR_OUTSIDE * width and coded.sum() >= FEWEST_CODED
+        is_far = outside > FAR_OUTSIDE * width and coded.sum() >= MIN_CODED
         if is_far or (value in CODES and outside > 0 and not is_next):
             odd |= coded
     return odd
@@ -206,14 +206,14 @@ def _at_end(rows: Rows, odd: Array) -> Array:
     at_end = np.zeros(len(rows.y), dtype=bool)
     for end, rest in ((0, counts[1:]), (-1, counts[:-1])):
         is_often = len(rest) > FEW_VALUES and counts[end] >= OFTEN * rest.max()
-        if is_often and counts[end] >= FEWEST_AT_END and values[end] != 0:  # 0 may be a count
+        if is_often and counts[end] >= MIN_AT_END and values[end] != 0:  # 0 may be a count
             at_end |= rows.y == values[end]
     return at_end
 
 
 def _lacks(rows: Rows, keep: Array, settings: Settings) -> bool:
     """Whether too few rows would be left, or a group would have no more rows than terms."""
-    if keep.sum() < min(FEWEST_WITH_WILD, (1 - MOST_WILD) * len(keep)):
+    if keep.sum() < min(MIN_WITH_WILD, (1 - MAX_WILD) * len(keep)):
         return True
     if rows.group is None:
         return False
@@ -259,7 +259,7 @@ def _suspected(rows: Rows, laws_of_all: Laws, keep: Array, odd: Array) -> Array:
             laws_of_all = replace(laws_of_all, equations=[robust], best_index=0)
             errors = _errors(rows, laws_of_all, keep)
     suspects: Array = errors > WILD * _scale(errors[plain])
-    return suspects if suspects[plain].mean() <= MOST_WILD else np.zeros_like(suspects)
+    return suspects if suspects[plain].mean() <= MAX_WILD else np.zeros_like(suspects)
 
 
 def _decisive(rows: Rows, laws: Laws) -> tuple[Array, list[str]]:
@@ -270,7 +270,7 @@ def _decisive(rows: Rows, laws: Laws) -> tuple[Array, list[str]]:
     """
     best = laws.equations[laws.best_index]
     decisive = laws.inflation > 1 / (1 - DECISIVE)
-    is_few = 0 < decisive.sum() <= MOST_DECISIVE and len(decisive) > FEWEST_WITH_WILD
+    is_few = 0 < decisive.sum() <= MAX_DECISIVE and len(decisive) > MIN_WITH_WILD
     if best.exact or not is_few or rows.group is not None:
         return np.zeros_like(decisive), []
     used = best.exponents[:, : rows.X.shape[1]].any(0)

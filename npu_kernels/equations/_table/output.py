@@ -63,7 +63,7 @@ Array = Any
 
 FEW_ROWS = 40  # rows below which none are held out
 HELD_OUT = 0.2  # share of the rows
-MOST_HELD_OUT_ROWS = 5000
+MAX_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 APPROXIMATION = 0.3  # the same, from which a law misses something
@@ -136,7 +136,7 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
         rows = replace(rows, noise=None)
     root = rows.root
     order = np.random.default_rng([settings.seed, 1]).permutation(len(rows.y))
-    held = min(MOST_HELD_OUT_ROWS, int(HELD_OUT * len(order))) if len(order) >= FEW_ROWS else 0
+    held = min(MAX_HELD_OUT_ROWS, int(HELD_OUT * len(order))) if len(order) >= FEW_ROWS else 0
     if rows.group is not None:
         order, held = _spare(rows.group, order, held, settings.max_terms)
     training = np.sort(order[held:])

@@ -34,12 +34,12 @@ Array = Any
 Terms = tuple[tuple[int, ...], tuple[int, ...]]  # of N and of D, indices into the lattices
 
 OUTPUT_POWERS = (1.0, 2.0, 0.5)  # of y
-MOST_INPUTS = 6  # of a ratio
-MOST_PRODUCTS = 150  # of N
+MAX_INPUTS = 6  # of a ratio
+MAX_PRODUCTS = 150  # of N
 DEGREES = {1: 4, 2: 3, 3: 3}  # of the products of D, by the number of inputs; else 2
 STARTS = 40  # pairs of terms that are fitted
 PAIRS = 3  # of N with the same D
-MOST_TRIPLES = 3000  # of terms of N
+MAX_TRIPLES = 3000  # of terms of N
 ELIMINATED = 60  # pairs of D for which all terms of N are tried at once
 MORE = 12  # sets of three and more terms of N that are fitted
 DIAGONAL = 1e-12  # added to the diagonal of a Gram matrix of columns of length 1
@@ -86,8 +86,8 @@ def one_power(
         return []
     few, more = chosen_rows(data, training, settings.seed)
     used = np.flatnonzero((best[1].u != 0).any(0))
-    if len(used) > MOST_INPUTS:
-        used = np.sort(np.argsort(-np.abs(best[1].u).sum(0), kind="stable")[:MOST_INPUTS])
+    if len(used) > MAX_INPUTS:
+        used = np.sort(np.argsort(-np.abs(best[1].u).sum(0), kind="stable")[:MAX_INPUTS])
     if not len(used):
         return []
     by_terms = functools.cache(partial(_ratios, few, more, used, settings))
@@ -300,7 +300,7 @@ class _Search:
     def _triples(self, max_terms: int) -> list[Terms]:
         """Three terms of N with two of D, where there are few."""
         count = len(self.above)
-        if max_terms < 3 or math.comb(count, 3) > MOST_TRIPLES:
+        if max_terms < 3 or math.comb(count, 3) > MAX_TRIPLES:
             return []
         sets = np.array(list(itertools.combinations(range(count), 3)), dtype=int).reshape(-1, 3)
         scored = list[tuple[float, Terms]]()
@@ -463,7 +463,7 @@ def lattices(problem: Problem, used: Array, zero: Array, halves: bool) -> tuple[
     count = len(used)
     below = _monomials(count, DEGREES.get(count, 2), False)
     above = _monomials(count, 4 if count == 1 else 3 if count < 5 else 2, True)
-    if len(above) > MOST_PRODUCTS:
+    if len(above) > MAX_PRODUCTS:
         above = _monomials(count, 2, True)
     if count > 4:
         above = np.unique(np.concatenate([above, below]), axis=0)

@@ -48,7 +48,7 @@ Array = Any
 DEPENDENT = 1e-12  # share of a column's length that the columns before it have to leave
 UNTOLD = 1e-13  # of a singular value of columns of length 1: rows tell nothing of its direction
 UNTOLD_PART = 1e-6  # of a direction of length 1: a parameter that belongs to it
-LEAST_DAMPING = 1e-22  # of the squares of columns of length 1: what no row tells stays as it is
+MIN_DAMPING = 1e-22  # of the squares of columns of length 1: what no row tells stays as it is
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Arrow:
         stays: the coefficients that do not move.
         """
         K, (lengths, exponents) = self.terms, self.lengths()
-        F, damping = len(exponents), math.sqrt(max(mu, LEAST_DAMPING))
+        F, damping = len(exponents), math.sqrt(max(mu, MIN_DAMPING))
         rows = self.groups.copy()
         rows[..., :K] /= lengths[:, None]
         rows[..., K:-1] /= exponents

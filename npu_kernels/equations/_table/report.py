@@ -12,7 +12,7 @@ from npu_kernels.equations._equation import Equation
 from npu_kernels.equations._table.forms import TELL
 from npu_kernels.equations._table.output import Laws
 
-MOST_NAMED = 3  # alternatives in a report
+MAX_NAMED = 3  # alternatives in a report
 LITTLE = 0.7  # of y's standard deviation: an equation with a larger error explains less than half
 
 
@@ -173,12 +173,12 @@ def report(table: EquationTable, level: float = 0.95) -> str:
             lines.append(f"The {interval.name} is at its bound: beyond it the fit would be better.")
         elif interval.low <= 0 <= interval.high or interval.stderr > abs(interval.value):
             lines.append(f"The data do not determine the {interval.name}: it may be 0.")
-    for other in table.alternatives[:MOST_NAMED]:
+    for other in table.alternatives[:MAX_NAMED]:
         higher = other.bic - equation.bic
         relation = "Not distinguishable from" if higher < TELL else "With free exponents"
         lines.append(f"{relation} (Delta BIC {higher:.1f}): {other.text()}")
-    if len(table.alternatives) > MOST_NAMED:
-        lines.append(f"And {len(table.alternatives) - MOST_NAMED} more (`alternatives`).")
+    if len(table.alternatives) > MAX_NAMED:
+        lines.append(f"And {len(table.alternatives) - MAX_NAMED} more (`alternatives`).")
     return f"{equation.text()}\n\n{display.wrapped(lines)}"
 
 

@@ -33,10 +33,10 @@ from npu_kernels.equations._table.search import Settings, chosen_rows, is_exact
 
 Array = Any
 
-MOST_TERMS = 10
+MAX_TERMS = 10
 FOLDS = 5  # parts of the rows, each of which is held out once
 POWERS_OF_ONE = (1.0, 2.0, 0.5, -1.0, -0.5)
-MOST_INPUTS_OF_PAIRS = 16  # more are those of the best sum of single inputs
+MAX_INPUTS_OF_PAIRS = 16  # more are those of the best sum of single inputs
 INDEPENDENT = 1e-8  # share of a column's square that the others have to leave
 EXCHANGES = 3  # rounds in which every term may be replaced
 
@@ -81,7 +81,7 @@ def sums(data: AllRows, settings: Settings) -> list[tuple[Sum, float]]:
     for level in range(3):
         if best and is_exact(data, best[-1][0]):
             break
-        if level == 2 and len(inputs) > MOST_INPUTS_OF_PAIRS:
+        if level == 2 and len(inputs) > MAX_INPUTS_OF_PAIRS:
             inputs = np.flatnonzero(np.any([(law.u != 0).any(0) for law, _ in best], axis=0))
         library = Library(rows, generator, _lattice(rows, settings.rules, level, inputs))
         if not len(library.u):  # units leave the excluded products only
@@ -108,7 +108,7 @@ def _of_level(
     size += rows.digits**2 * float(total[-1, -1])
     fixed, constant = rows.fixed, np.flatnonzero((library.u == 0).all(1))
     begin = list(range(fixed)) if fixed else constant.tolist()
-    limit = min(MOST_TERMS, rows.rows // 2)
+    limit = min(MAX_TERMS, rows.rows // 2)
     bounds = None
     if rows.limits is not None:
         bounds = np.array(rows.limits.bounds(library.u)) * library.size[0]

@@ -4,7 +4,7 @@
 // turns of the scheduler: tens of milliseconds for work of a tenth of one. The time that was lost is a debt. Work in
 // one thread pays it back, kTimes over. Only such work counts, not the time that passes: otherwise other operators
 // between the calls would clear the debt. So a single delay costs little, and a lasting one adds at most a kTimes-th to
-// the time that the work takes in one thread, as long as it loses less than kMost / kTimes each time.
+// the time that the work takes in one thread, as long as it loses less than kMax / kTimes each time.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 namespace npu {
 
 // Times are in nanoseconds. Several callers at once share one debt.
-class Retreat {
+class Backoff {
  public:
-  static constexpr int64_t kTimes = 8, kMost = 1'000'000'000;
+  static constexpr int64_t kTimes = 8, kMax = 1'000'000'000;
 
   // Whether to work alone now.
   bool alone() const { return debt_.load(std::memory_order_relaxed) > 0; }
@@ -27,7 +27,7 @@ class Retreat {
   void in_threads(int64_t wall, int64_t worked) {
     const int64_t lost = wall - worked;
     if (lost <= kUnnoticed + worked) return;
-    change([&](int64_t debt) { return std::min(kMost, std::max(debt, kTimes * lost)); });
+    change([&](int64_t debt) { return std::min(kMax, std::max(debt, kTimes * lost)); });
   }
 
   // So much work was done alone.

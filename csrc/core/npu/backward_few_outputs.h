@@ -1,12 +1,12 @@
-// The backward of layers with many inputs and one or a few outs: a register holds neighbouring inputs of a row, and one
-// pass over the rows makes all that depends on these inputs. The sums over rows stay in registers.
+// The backward of layers with many inputs and one or a few outputs: a register holds neighbouring inputs of a row, and
+// one pass over the rows makes all that depends on these inputs. The sums over rows stay in registers.
 #pragma once
 
 #include "npu/backward.h"
 
 namespace npu {
 namespace NPU_ISA {
-namespace few_outs {
+namespace few_outputs {
 
 // Bytes of x in a block of rows: this block and the next one, with their gradients, take half a second-level cache.
 constexpr int64_t kBlock = int64_t(1) << 17;
@@ -36,8 +36,8 @@ class Group {
       q[n] = -f_.grad_y[from + n] * f_.s[from + n];
     }
     inner.over(ceil_div(in_.in, W), [&](int64_t begin, int64_t end) {
-      with_constant<1, kBackwardFewOuts>(in_.out,
-                                         [&](auto outs) { run_blocks<decltype(outs)::value>(task, begin, end); });
+      with_constant<1, kBackwardFewOutputs>(
+          in_.out, [&](auto outputs) { run_blocks<decltype(outputs)::value>(task, begin, end); });
     });
   }
 
@@ -48,12 +48,12 @@ class Group {
   void run_blocks(const GroupTask<T>& task, int64_t begin, int64_t end) const {
     constexpr int64_t kTotals = O * P * W;
     const int64_t rows = task.end - task.begin;
-    const int64_t block = most<int64_t>(kRun, kBlock / (in_.in * int64_t(sizeof(T))) / kRun * kRun);
+    const int64_t block = max<int64_t>(kRun, kBlock / (in_.in * int64_t(sizeof(T))) / kRun * kRun);
     const Scratch<T> totals((end - begin) * kTotals);
     std::memset(totals, 0, size_t((end - begin) * kTotals) * sizeof(T));
     for (int64_t b = 0; b < rows; b += block)
       for (int64_t n = begin; n < end; ++n)
-        run_inputs<O>(task, n * W, b, least(b + block, rows), totals + (n - begin) * kTotals);
+        run_inputs<O>(task, n * W, b, min(b + block, rows), totals + (n - begin) * kTotals);
     if (!task.want_sums) return;
     for (int64_t n = begin; n < end; ++n) store_totals<O>(task, n * W, totals + (n - begin) * kTotals);
   }
@@ -61,7 +61,7 @@ class Group {
   // A register of inputs, from i on, of a block's rows. Fetches an equal part of the next block.
   template <int O>
   NPU_NOINLINE void run_inputs(const GroupTask<T>& task, int64_t i, int64_t begin, int64_t end, T* totals) const {
-    const int count = int(least<int64_t>(W, in_.in - i));
+    const int count = int(min<int64_t>(W, in_.in - i));
     const Reg ghat = S::load_first(task.gate + i, count);
     const Gate<T> gate(ghat, S::set1(in_.eps));
     Reg weight[O][2] = {};
@@ -82,7 +82,7 @@ class Group {
     T* grad_x = grad_block == nullptr ? nullptr : grad_block + i;
     for (int64_t b = begin; b < end;) {
       Reg sum[O][P] = {}, gate_sum = S::zero();
-      for (const int64_t run_end = least(b + kRun, end); b < run_end; ++b, x += step, p += O, q += O) {
+      for (const int64_t run_end = min(b + kRun, end); b < run_end; ++b, x += step, p += O, q += O) {
         const Reg value = S::load_first(x, count);
         next_x.fetch();
         next_grad.fetch();
@@ -119,7 +119,7 @@ class Group {
   // The weights' sums of a register of inputs, or their gradients.
   template <int O>
   void store_totals(const GroupTask<T>& task, int64_t i, const T* totals) const {
-    const int count = int(least<int64_t>(W, in_.in - i));
+    const int count = int(min<int64_t>(W, in_.in - i));
     const Reg ghat = S::load_first(task.gate + i, count);
     const int64_t step = in_.in;
     Reg total[O][P], phase = S::zero();
@@ -140,6 +140,6 @@ class Group {
   Scratch<T> grads_;  // dP [rows][O], then dQ
 };
 
-}  // namespace few_outs
+}  // namespace few_outputs
 }  // namespace NPU_ISA
 }  // namespace npu

@@ -1,14 +1,14 @@
-// The forward of layers with many inputs and one or two outs; the formulas and notation stand in npu/forward.cpp.
+// The forward of layers with many inputs and one or two outputs; the formulas and notation stand in npu/forward.cpp.
 #include "npu/forward.h"
 
 namespace npu {
 namespace NPU_ISA {
 namespace {
 
-// A register holds neighbouring inputs of a row. Their logarithms never leave the registers: for so few outs, making
+// A register holds neighbouring inputs of a row. Their logarithms never leave the registers: for so few outputs, making
 // panels of them would cost more than the products. P and Q end in sums over lanes, of a register of rows at once.
 template <typename T, bool complex>
-class FewOuts {
+class FewOutputs {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   static constexpr int W = S::width;
@@ -17,7 +17,7 @@ class FewOuts {
  public:
   static constexpr int64_t kChunk = 16 * W;  // rows of a task
 
-  explicit FewOuts(const NpuForward<T>& f)
+  explicit FewOutputs(const NpuForward<T>& f)
       : f_(f), in_(f.inputs), registers_(ceil_div(in_.in, W)), weights_(registers_ * step(int(in_.out))) {}
 
   // [registers of inputs][ghat, 1 - ghat, and of every out: wr, pi ghat wr (and wi, -pi ghat wi)]
@@ -28,7 +28,7 @@ class FewOuts {
       to += W;
     };
     for (int64_t i = 0; i < in_.in; i += W) {
-      const int count = int(least<int64_t>(W, in_.in - i));
+      const int count = int(min<int64_t>(W, in_.in - i));
       const Reg g = S::load_first(gate + i, count), angle = S::set1(T(kPi)) * g;
       put(g);  // zero behind I: r = 1, L = 0
       put(S::set1(T(1)) - g);
@@ -48,17 +48,18 @@ class FewOuts {
 
   // Rows [first, end) of a model.
   void run(int64_t model, int64_t first, int64_t end) const {
-    with_constant<1, kForwardFewOuts>(in_.out, [&](auto outs) { run_outs<decltype(outs)::value>(model, first, end); });
+    with_constant<1, kForwardFewOutputs>(
+        in_.out, [&](auto outputs) { run_outputs<decltype(outputs)::value>(model, first, end); });
   }
 
  private:
   static constexpr int kParts = complex ? 2 : 1;
-  static constexpr int step(int outs) { return (2 + 2 * kParts * outs) * W; }
+  static constexpr int step(int outputs) { return (2 + 2 * kParts * outputs) * W; }
 
   template <int O>
-  void run_outs(int64_t model, int64_t first, int64_t end) const {
+  void run_outputs(int64_t model, int64_t first, int64_t end) const {
     for (int64_t row = first; row < end; row += W) {
-      const int rows = int(least<int64_t>(W, end - row));
+      const int rows = int(min<int64_t>(W, end - row));
       const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
       Reg p[O][W], q[O][W];
       int b = 0;
@@ -67,7 +68,7 @@ class FewOuts {
       for (int o = 0; o < O; ++o)
         for (int n = rows; n < W; ++n) p[o][n] = q[o][n] = S::zero();
       Reg y[O], s[O];
-      for (int o = 0; o < O; ++o) outputs<T>(S::sum_each(p[o]), S::sum_each(q[o]), &y[o], &s[o]);
+      for (int o = 0; o < O; ++o) finish_outputs<T>(S::sum_each(p[o]), S::sum_each(q[o]), &y[o], &s[o]);
       const int64_t to = (model * in_.rows + row) * O;
       store_few_columns<T>(f_.y + to, rows, O, y);
       if (f_.s != nullptr) store_few_columns<T>(f_.s + to, rows, O, s);
@@ -84,8 +85,8 @@ class FewOuts {
     for (int64_t v = 0; v < registers_;) {
       Reg p_run[O][N] = {}, q_run[O][N] = {};
       const bool first = v == 0;
-      for (const int64_t end = least(v + kRun, registers_); v < end; ++v, x += W, w += step(O)) {
-        const int count = int(least<int64_t>(W, step_x - v * W));
+      for (const int64_t end = min(v + kRun, registers_); v < end; ++v, x += W, w += step(O)) {
+        const int count = int(min<int64_t>(W, step_x - v * W));
         const Gate<T> gate(S::load(w), S::load(w + W), eps);
         for (int r = 0; r < N; ++r) {
           const Reg value = S::load_first(x + r * step_x, count);
@@ -121,7 +122,7 @@ class FewOuts {
 
 template <typename T, bool complex>
 void forward(const NpuForward<T>& f, const Parallel& parallel) {
-  using Rows = FewOuts<T, complex>;
+  using Rows = FewOutputs<T, complex>;
   const NpuInputs<T>& in = f.inputs;
   const int64_t chunks = ceil_div(in.rows, Rows::kChunk);
   parallel.over(in.models * chunks, [&](int64_t begin, int64_t end) {
@@ -135,7 +136,7 @@ void forward(const NpuForward<T>& f, const Parallel& parallel) {
         rows.load_weights(model, gate);
         loaded = model;
       }
-      rows.run(model, first, least(first + Rows::kChunk, in.rows));
+      rows.run(model, first, min(first + Rows::kChunk, in.rows));
     }
   });
 }
@@ -143,15 +144,15 @@ void forward(const NpuForward<T>& f, const Parallel& parallel) {
 }  // namespace
 
 template <typename T>
-bool npu_forward_few_outs(const NpuForward<T>& f, const Parallel& parallel) {
-  if (f.inputs.in == 0 || f.inputs.out == 0 || f.inputs.out > kForwardFewOuts) return false;
+bool npu_forward_few_outputs(const NpuForward<T>& f, const Parallel& parallel) {
+  if (f.inputs.in == 0 || f.inputs.out == 0 || f.inputs.out > kForwardFewOutputs) return false;
   if (f.inputs.weight_im != nullptr) forward<T, true>(f, parallel);
   else forward<T, false>(f, parallel);
   return true;
 }
 
-template bool npu_forward_few_outs<float>(const NpuForward<float>&, const Parallel&);
-template bool npu_forward_few_outs<double>(const NpuForward<double>&, const Parallel&);
+template bool npu_forward_few_outputs<float>(const NpuForward<float>&, const Parallel&);
+template bool npu_forward_few_outputs<double>(const NpuForward<double>&, const Parallel&);
 
 }  // namespace NPU_ISA
 }  // namespace npu
