@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -146,7 +146,7 @@ def complete(batch: Batch, folder: Folder) -> bool:
     Raises ValueError for a checkpoint that cannot be read, OSError where nothing can be written.
     """
     job, checkpoint = _Job(batch), folder.checkpoint_path(batch)
-    drive(job, False, checkpoint)
+    drive(job, False, checkpoint, ended=lambda: any(stop.is_set() for stop in _stops))
     if job.done < job.total:
         return False
     rows, tensors = job.work.results()
@@ -197,9 +197,13 @@ def _set_small_layers() -> None:
     torch.set_flush_denormal(True)
 
 
-def _begin_worker() -> None:
+_stops: list[Any] = []  # in a process of --jobs the event by which its parent ends it
+
+
+def _begin_worker(stop: Any) -> None:
     """Prepare a process of --jobs."""
     end_with_parent()
+    _stops.append(stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the parent decides
     _set_small_layers()
 
@@ -209,10 +213,11 @@ def _in_processes(
 ) -> Generator[Batch, None, None]:
     """Complete batches, several at once, and yield each when it is done.
 
-    SIGTERM ends the processes; each saves its batch first.
+    Where that is ended, each process saves its batch.
     """
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, context, _begin_worker)
+    stop = context.Event()
+    pool = ProcessPoolExecutor(jobs, context, _begin_worker, (stop,))
     try:
         futures = {pool.submit(complete, batch, folder): batch for batch in batches}
         for future in as_completed(futures):
@@ -222,8 +227,7 @@ def _in_processes(
         rest = "what was done is kept, the same command continues"
         raise RuntimeError(f"a process died; {rest}") from None
     finally:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
+        stop.set()
         pool.shutdown(cancel_futures=True)
 
 
@@ -233,6 +237,20 @@ def _in_this_process(batches: Sequence[Batch], folder: Folder) -> Generator[Batc
             if not complete(batch, folder):
                 return
             yield batch
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt within the block."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 Announce = Callable[[Batch, dict[str, Any]], None]
@@ -262,9 +280,12 @@ def run(
     jobs = min(jobs, len(waiting))
     several = jobs > 1
     ended = _in_processes(waiting, folder, jobs) if several else _in_this_process(waiting, folder)
-    with closing(ended), suppress(KeyboardInterrupt):
-        for count, batch in enumerate(ended, len(done) + 1):
-            with total.progress.aside():
-                announce(batch, folder.result(batch))
-            total.add(batch, f"{name}: {count} of {len(batches)} batches")
+    try:
+        with _terminated_as_interrupted() if several else nullcontext(), closing(ended):
+            for count, batch in enumerate(ended, len(done) + 1):
+                with total.progress.aside():
+                    announce(batch, folder.result(batch))
+                total.add(batch, f"{name}: {count} of {len(batches)} batches")
+    except KeyboardInterrupt:
+        return False
     return all(map(folder.is_done, waiting))

@@ -235,7 +235,7 @@ NPU_INLINE void store_few_columns(T* p, int rows, int count, const typename Simd
   else store_columns<T>(p, count, rows, count, columns);
 }
 
-// How far ahead `turn` fetches rows, in bytes; at least a register of rows.
+// How far ahead `transpose` fetches rows, in bytes; at least a register of rows.
 constexpr int64_t kFetched = int64_t(1) << 15;
 
 // Rows from p on as [features][registers]; rows behind the last one read as zero. Some rows behind these, which may not

@@ -76,7 +76,7 @@ PyModuleDef module = {
 
 }  // namespace
 
-extern "C" void NPU_INTERFACE();  // csrc/threads.cpp
+extern "C" void NPU_INTERFACE();  // csrc/platform/threads.cpp
 
 PyMODINIT_FUNC PyInit_fast_path() {
   NPU_INTERFACE();

@@ -26,7 +26,7 @@ inline bool read_arguments(int count, char** words) {
       else std::printf("%s is not supported by this processor\n", words[n]);
     }
   }
-  if (!named) isas.push_back(npu::isa());
+  if (!named && *npu::supported_isas() != '\0') isas.push_back(npu::isa());
   return !isas.empty();
 }
 

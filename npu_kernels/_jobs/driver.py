@@ -140,7 +140,7 @@ def interruptible() -> Iterator[list[bool]]:
             raise KeyboardInterrupt
         pressed.append(True)
 
-    if before is None:  # not installed from Python: leave it
+    if before in (None, signal.SIG_IGN):  # not installed from Python, or ignored: leave it
         yield pressed
         return
     signal.signal(signal.SIGINT, press)

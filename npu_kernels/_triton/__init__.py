@@ -187,8 +187,9 @@ def repeat(name: str, launcher: Callable[..., Any]) -> Callable[..., Any]:
 def register() -> torch.library.Library:
     """Register the launchers as the operators' CUDA kernels, once, where they are `available`.
 
-    Launchers of the ODE solver are left out: `dispatch` decides whether a model fits one launch. So
-    exist next to a device that is too old: `dispatch` decides by the device of each call.
+    Launchers of the ODE solver are left out: `dispatch` decides whether a model fits one launch. On
+    a machine that also has a device that is too old, all are left out: `dispatch` decides by the
+    device of each call.
     """
     library = torch.library.Library("npu_kernels", "IMPL", "CUDA")
     for name, launcher in repeated().items() if not _old_devices() else ():

@@ -99,11 +99,12 @@ class Library:
     def beside(self, u: Array) -> Library:
         """Return the library with products a step from those with exponents u ``[K, m]`` as well.
 
-        A step changes one or two exponents by 1/2 or 1.
+        A step changes one or two exponents by 1/2 or 1; of many inputs, one.
         """
         m, whole = self.u.shape[1], self.problem.signed | self.integers
         steps = np.vstack([np.zeros((1, m)), *(part * np.eye(m) for part in STEPS)])
-        steps = np.unique((steps[:, None] + steps).reshape(len(steps) ** 2, m), axis=0)
+        if len(u) * len(steps) ** 2 <= 4 * PRODUCTS:  # with each pair of inputs twice
+            steps = np.unique((steps[:, None] + steps).reshape(len(steps) ** 2, m), axis=0)
         near = np.where(whole, np.round(u), np.round(2 * u) / 2)
         near = (near[:, None] + steps).reshape(len(near) * len(steps), m)
         inside = ((self.low <= near) & (near <= self.high) & ~(whole & (near % 1 != 0))).all(1)
@@ -265,8 +266,9 @@ class Library:
             explained = (b**2).sum(0)
             some = np.argsort(-explained, kind="stable")[:most]
             if near is not None:
-                beside = (np.abs(self.u[:, None] - near).max(2) <= 1).any(1)
-                some = np.concatenate([some, np.flatnonzero(beside)])
+                close = np.flatnonzero((np.abs(self.u[:, None] - near).max(2) <= 1).any(1))
+                close = close[np.argsort(-explained[close], kind="stable")[: 2 * most]]
+                some = np.concatenate([some, close])
             some = np.unique(some)
         i, j = np.triu_indices(len(some), 1)
         gain = np.zeros(len(i))

@@ -12,8 +12,8 @@
 //
 // Rows go in groups, whose number follows from the shape alone, and every sum over rows runs in a fixed order, so that
 // results do not depend on the number of threads (npu/backward_groups.h). Within a group there are three forms: a
-// register holds rows of one feature where there are few inputs (npu/backward_narrow.h), else inputs of one row
-// (npu/backward_wide.h; for few outputs npu/backward_few_outputs.h). Where the processor has products of bfloat16,
+// register holds rows of one feature (npu/backward_narrow.h), or inputs of one row (npu/backward_wide.h; for few
+// outputs npu/backward_few_outputs.h). npu/limits.h chooses. Where the processor has products of bfloat16,
 // large layers of float32 take npu/tiled_backward.cpp instead (npu/limits.h).
 #include "npu/backward_few_outputs.h"
 #include "npu/backward_groups.h"
@@ -51,7 +51,8 @@ bool npu_backward_in(NpuBackwardForm form, const NpuBackward<T>& f, const Parall
 
 template <typename T>
 void npu_backward(const NpuBackward<T>& f, const Parallel& parallel) {
-  npu_backward_in(Limits<T>::backward(f.inputs), f, parallel);
+  if (!npu_backward_in(Limits<T>::backward(f.inputs), f, parallel))
+    npu_backward_in(NpuBackwardForm::kWide, f, parallel);
 }
 
 template bool npu_backward_in<float>(NpuBackwardForm, const NpuBackward<float>&, const Parallel&);

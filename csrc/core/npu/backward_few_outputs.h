@@ -1,4 +1,4 @@
-// The backward of layers with many inputs and one or a few outputs: a register holds neighbouring inputs of a row, and
+// The backward of layers with one or a few outputs (npu/limits.h): a register holds neighbouring inputs of a row, and
 // one pass over the rows makes all that depends on these inputs. The sums over rows stay in registers.
 #pragma once
 

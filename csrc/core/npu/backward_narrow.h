@@ -1,4 +1,4 @@
-// The backward of layers with few inputs: a register holds one feature of `width` rows.
+// The backward in which a register holds one feature of `width` rows, for few inputs (npu/limits.h).
 //
 // A chunk's x, L, dP and dQ are transposed into panels [feature][rows]. The weight sums end in sums over the lanes.
 #pragma once

@@ -503,7 +503,7 @@ bool npu_forward_in(NpuForwardForm form, const NpuForward<T>& f, const Parallel&
 
 template <typename T>
 void npu_forward(const NpuForward<T>& f, const Parallel& parallel) {
-  npu_forward_in(Limits<T>::forward(f.inputs), f, parallel);
+  if (!npu_forward_in(Limits<T>::forward(f.inputs), f, parallel)) npu_forward_in(NpuForwardForm::kPanels, f, parallel);
 }
 
 template <typename T>

@@ -204,10 +204,10 @@ class Trajectories:
         elif same and self.method == IMPLICIT and bool((lengths == lengths[:1]).all()):
             path = stiff_flow(laws, u, self.data.times[0], self.steps)
         else:
-            path = self._by_stretches(laws, u, models)
+            path = self._by_segments(laws, u, models)
         return path.view(models, series, -1, d)
 
-    def _by_stretches(self, laws: Weights, u: Tensor, models: int) -> Tensor:
+    def _by_segments(self, laws: Weights, u: Tensor, models: int) -> Tensor:
         """Return the states ``[K S, M, D]``, a call for each segment."""
         distances, slopes, states = self.data.lengths.repeat(models, 1), self.data.slopes, [u]
         if slopes is not None:
