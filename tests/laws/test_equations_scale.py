@@ -18,16 +18,29 @@ from tests.support.laws import RNG, few_rows, noise, standard_errors, uniform
 QUICK = {"random_state": 0, "max_terms": 1, "target_powers": (1,), "n_init": 8, "noise": "additive"}
 
 
-def peak(rows):
+def peak_of(model, X, y):
     """Bytes that a fit takes beside its data."""
-    X = uniform(3, rows)
-    y = 2.2 * X[:, 0] ** 1.47 / X[:, 2] + 0.1 * noise(rows)
     tracemalloc.start()
     try:
-        NPURegressor(**QUICK).fit(X, y)
+        model.fit(X, y)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def peak(rows):
+    X = uniform(3, rows)
+    y = 2.2 * X[:, 0] ** 1.47 / X[:, 2] + 0.1 * noise(rows)
+    return peak_of(NPURegressor(**QUICK), X, y)
+
+
+def test_many_columns_take_little_memory():
+    """A term of many inputs has thousands of neighbours, and pairs of them would take gigabytes."""
+    X = uniform(24, 100)
+    y = 2 * X[:, 0] * X[:, 1] + X[:, 2] ** 1.37 / X[:, 3] + 0.1 * noise(100)
+    model = NPURegressor(random_state=0, max_terms=3, n_init=8, target_powers=(1,), ratios=False)
+    assert peak_of(model, X, y) < 200e6
+    assert model.best_equation_.n_terms == 2
 
 
 def test_memory_grows_with_a_few_numbers_for_each_row():
