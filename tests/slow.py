@@ -24,7 +24,7 @@ from tests.support.building import seconds_of_forks
 
 LIST = Path(__file__).with_suffix(".txt")
 LISTED = 0.4  # seconds of a processor
-FAILS = 6.0  # a busy or slow processor takes up to five times as long
+FAILS = 6.0
 STAYS = 6.0  # the most that the only test of a file may take
 IMPORTS = 30  # modules: a test that imports more is measured by its next run
 PROPERTY = "seconds of a processor"

@@ -128,7 +128,10 @@ _Pause = Callable[[], None]
 
 @contextmanager
 def interruptible() -> Iterator[list[bool]]:
-    """Yield a list that the first Ctrl-C fills; the second one raises KeyboardInterrupt."""
+    """Yield a list that the first Ctrl-C fills; the second one raises KeyboardInterrupt.
+
+    A process that ignores SIGINT still does.
+    """
     pressed: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
         yield pressed

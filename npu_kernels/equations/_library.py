@@ -96,7 +96,7 @@ class Library:
         described = (sum(exponent_nats(w, inputs) for w in row) for row in self.u.tolist())
         self.nats = 2 * np.fromiter(described, float, len(self.u))  # as the criterion has them
 
-    def beside(self, u: Array) -> Library:
+    def with_neighbours(self, u: Array) -> Library:
         """Return the library with products a step from those with exponents u ``[K, m]`` as well.
 
         A step changes one or two exponents by 1/2 or 1; of many inputs, one.

@@ -1,17 +1,7 @@
 """The search for the first inf or nan of a model in training.
 
-    >>> import torch
-    >>> from npu_kernels import RealNPU, debug
-    >>> model = torch.nn.Sequential(RealNPU(2, 1))
-    >>> model[0].weight_re.data.fill_(100.0)
-    tensor([[100., 100.]])
-    >>> with debug.detect_nonfinite(model, "record") as records:
-    ...     y = model(torch.tensor([[1.0, 1.0], [1e3, 1.0]]))
-    >>> records[0].module, records[0].output, records[0].row, records[0].value
-    ('0', 0, (1,), inf)
-
-Without "record" it raises an error at the first layer with an output, or a gradient with respect to
-its output, that is not finite. The message (in one line) is:
+By default `detect_nonfinite` raises an error at the first layer with an output, or a gradient with
+respect to its output, that is not finite. The message (in one line) is:
 
     npu: 0 (NPU): the output of unit 1 is inf for input row 3: exponent P = 92.1 (exp overflows
     float32 above 88.7), phase Q = 3.14; the largest part is input 0: x = 1e-20, r = 1.19e-07,

@@ -52,7 +52,7 @@ def exchanged(
     exponents, and where their exponents change as well, to first order. problem: the rows that
     choose the sums; those of the library choose its products.
     """
-    library, fixed = library.beside(law.u[problem.fixed :]), problem.fixed
+    library, fixed = library.with_neighbours(law.u[problem.fixed :]), problem.fixed
     seen = [_products(law)]
 
     def distinct(law: Sum, count: int) -> list[Sum]:
