@@ -204,7 +204,7 @@ def _begin_worker(stop: Any) -> None:
     """Prepare a process of --jobs."""
     end_with_parent()
     _stops.append(stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # between batches: a terminal sends it to all
     _set_small_layers()
 
 
@@ -240,17 +240,18 @@ def _in_this_process(batches: Sequence[Batch], folder: Folder) -> Generator[Batc
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt within the block."""
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt within the block, also in the background."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {n: signal.signal(n, interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 Announce = Callable[[Batch, dict[str, Any]], None]
@@ -281,7 +282,7 @@ def run(
     several = jobs > 1
     ended = _in_processes(waiting, folder, jobs) if several else _in_this_process(waiting, folder)
     try:
-        with _terminated_as_interrupted() if several else nullcontext(), closing(ended):
+        with _interruptible() if several else nullcontext(), closing(ended):
             for count, batch in enumerate(ended, len(done) + 1):
                 with total.progress.aside():
                     announce(batch, folder.result(batch))

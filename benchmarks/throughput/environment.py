@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import multiprocessing
 import os
 import platform
 import signal
@@ -47,6 +48,9 @@ def end_with_parent() -> None:
     """Let the system end this process with the thread that has started it; Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():  # it died before, while torch was imported
+        os._exit(1)
 
 
 def named_threads(count: int) -> str:

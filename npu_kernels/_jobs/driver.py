@@ -128,10 +128,7 @@ _Pause = Callable[[], None]
 
 @contextmanager
 def interruptible() -> Iterator[list[bool]]:
-    """Yield a list that the first Ctrl-C fills; the second one raises KeyboardInterrupt.
-
-    A process that ignores SIGINT still does.
-    """
+    """Yield a list that the first Ctrl-C fills; the second one raises KeyboardInterrupt."""
     pressed: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
         yield pressed
@@ -143,7 +140,7 @@ def interruptible() -> Iterator[list[bool]]:
             raise KeyboardInterrupt
         pressed.append(True)
 
-    if before in (None, signal.SIG_IGN):  # not installed from Python, or ignored: leave it
+    if before is None:  # not installed from Python: leave it
         yield pressed
         return
     signal.signal(signal.SIGINT, press)

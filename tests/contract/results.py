@@ -37,6 +37,7 @@ def processor() -> str:
             f"kernels {facts['cpu instruction set'].partition(' ')[0]}",
             f"ATen {torch.backends.cpu.get_cpu_capability()}",
             f"MKL {os.environ.get('MKL_ENABLE_INSTRUCTIONS', 'free')}",
+            f"OpenBLAS {os.environ.get('OPENBLAS_CORETYPE', 'free')}",  # NumPy's
             *(f"{name} {facts[name]}" for name in ("torch", "numpy", "fast path")),
             " ".join(platform.libc_ver()),
         ]

@@ -442,7 +442,8 @@ def test_powers_of_a_state_that_is_below_zero(power: float, errors: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype"), [(1e7, "float64"), (1.7e12, "float64"), (300, "float32")]
+    ("size", "dtype"),
+    [(1e7, "float64"), (1e11, "float64"), (1.7e12, "float64"), (1e13, "float64"), (300, "float32")],
 )
 def test_a_series_beside_a_large_constant_changes(size: float, dtype: str) -> None:
     """All digits of the measurements count, and no more."""

@@ -430,14 +430,9 @@ def test_checkpoint(fused: bool, tmp_path: Path) -> None:
         train(tmp_path / "nowhere" / "run")
 
 
-@pytest.mark.parametrize("is_ignored", [False, True])
 @needs_library
-def test_ctrl_c(is_ignored: bool, request: pytest.FixtureRequest) -> None:
-    """A process that ignores SIGINT, as shells begin one in the background, still does."""
+def test_ctrl_c() -> None:
     x, y = data(None, torch.float32)
-    if is_ignored:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     def press(part: TrainingResult) -> None:
         if part.n_steps == 20:
@@ -447,9 +442,7 @@ def test_ctrl_c(is_ignored: bool, request: pytest.FixtureRequest) -> None:
         MODELS["npu nau"](None, torch.float32), x, y, steps=100, lr=0.01, callbacks=[press],
         callback_every=10,
     )  # fmt: skip
-    steps = 100 if is_ignored else 20
-    assert (result.n_steps, result.complete) == (steps, is_ignored)
-    assert result.losses.shape == (steps,)
+    assert (result.n_steps, result.complete, result.losses.shape) == (20, False, (20,))
 
 
 @pytest.mark.parametrize(("change", "reason"), [

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from npu_kernels._jobs.checkpoint import Memo, digest
 from npu_kernels._jobs.driver import Progress
-from npu_kernels.equations._numbers import exponent_nats, factor_nats
+from npu_kernels.equations._numbers import FLOAT64_ROUNDING, exponent_nats, factor_nats
 from npu_kernels.equations._series.data import Series
 from npu_kernels.equations._series.sensitivity import FIXED, IMPLICIT, Segments, Trajectories
 from npu_kernels.optim import least_squares
@@ -473,6 +473,7 @@ def solved(problem: Trajectories, x: Tensor, free: Tensor) -> tuple[Trajectories
     is_open = torch.arange(len(x))
     problems: list[Trajectories] = []
     residual, method = problem.residual(x), problem.method
+    rounding = FLOAT64_ROUNDING * problem.data.weight.flatten(0, 1)  # which no steps avoid
     for finer in _ladder(problem):
         if finer.method != method:
             residual, method = finer.residual(x[is_open]), finer.method
@@ -481,7 +482,8 @@ def solved(problem: Trajectories, x: Tensor, free: Tensor) -> tuple[Trajectories
         halved = finer.finer().residual(x[is_open])
         off = (halved - residual).unflatten(1, (-1, problem.shape.states))
         errors = deviations(finer, residual, free[is_open]).unsqueeze(1)
-        good = (off.abs() < STEP_ERROR * errors).flatten(1).all(1) & finer_criteria.isfinite()
+        limit = (STEP_ERROR * errors).maximum(rounding)
+        good = (off.abs() < limit).flatten(1).all(1) & finer_criteria.isfinite()
         values[is_open[good]], level[is_open[good]] = finer_criteria[good], len(problems) - 1
         rest = ~good & ~(finer_criteria >= values.min() + HOPELESS_CRITERION)
         if not values.isfinite().any():  # coarse steps may leave the finite numbers
