@@ -110,36 +110,36 @@ class _Times:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.taken = dict[str, float]()
+        self.seconds = dict[str, float]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            self.taken[report.nodeid] = dict(report.user_properties).get(PROPERTY, math.nan)
+            self.seconds[report.nodeid] = dict(report.user_properties).get(PROPERTY, math.nan)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         chosen = self.config.option.markexpr or self.config.option.keyword  # not whole files
         if self.config.getoption("--measure-slow") and not chosen:
-            LIST.write_text("\n".join(lines(self.taken, *read())) + "\n")
+            LIST.write_text("\n".join(lines(self.seconds, *read())) + "\n")
         if self.config.getoption("--check-slow") and self._missing():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for name in self._missing() if self.config.getoption("--check-slow") else []:
-            rule = f"takes {self.taken[name]:.1f} s, and is not in tests/slow.txt"
+            rule = f"takes {self.seconds[name]:.1f} s, and is not in tests/slow.txt"
             terminalreporter.write_line(f"ERROR {name} - {rule}")
 
     def _missing(self) -> list[str]:
         listed = set.union(*read())
-        long = (name for name, taken in self.taken.items() if taken > FAILS)
+        long = (name for name, seconds in self.seconds.items() if seconds > FAILS)
         return sorted(name for name in long if listed.isdisjoint(prefixes(name)))
 
 
-def lines(taken: dict[str, float], slow: set[str], stay: set[str]) -> list[str]:
+def lines(seconds: dict[str, float], slow: set[str], stay: set[str]) -> list[str]:
     """Return the list with what tests took, and the entries of those that did not run."""
-    files = {name.split("::")[0] for name in taken}
+    files = {name.split("::")[0] for name in seconds}
     parts = defaultdict(dict[str, float])  # of each file that ran
-    for name, of_test in taken.items():
+    for name, of_test in seconds.items():
         was = LISTED if slow.isdisjoint(prefixes(name)) else math.inf
         parts[name.split("::")[0]][name] = was if math.isnan(of_test) else of_test
     result = [entry for entry in slow if entry.split("::")[0] not in files]

@@ -42,11 +42,6 @@ def test_equations_are_aligned():
     )
 
 
-def test_a_formula():
-    read = formula.extract(quotient(), ["mass", "r"], nonnegative=True)
-    assert r"y &= \frac{\mathrm{mass}}{\sqrt{r}}" in read._repr_latex_()
-
-
 def test_without_sympy_there_is_no_latex(monkeypatch):
     read = formula.extract(quotient(), ["mass", "r"], nonnegative=True)
     monkeypatch.setitem(sys.modules, "sympy", None)
@@ -54,12 +49,12 @@ def test_without_sympy_there_is_no_latex(monkeypatch):
 
 
 def test_a_fit():
-    found = fit(RealNPU(2, 1, num_models=8), X, QUOTIENT, progress=False)
-    text = found._repr_html_()
+    result = fit(RealNPU(2, 1, num_models=8), X, QUOTIENT, progress=False)
+    text = result._repr_html_()
     assert "<caption><code>y = x0/x1</code></caption>" in text
     assert "<td>initialisations</td><td>8</td>" in text
     assert "<td>complete</td><td>yes</td>" in text
-    assert str(found).startswith("y = x0/x1\n  held-out error: ")
+    assert str(result).startswith("y = x0/x1\n  held-out error: ")
 
 
 @pytest.mark.parametrize("models", [None, 3])
@@ -93,19 +88,9 @@ def test_a_law_of_a_series():
 
     t = torch.linspace(0, 4, 20, dtype=torch.float64)
     model = nn.Sequential(RealNPU(1, 1, num_models=2), NAU(1, 1, num_models=2))
-    found = ode.fit(model, t, torch.exp(-0.5 * t), names=["u"], progress=False)
-    text = found._repr_html_()
+    result = ode.fit(model, t, torch.exp(-0.5 * t), names=["u"], progress=False)
+    text = result._repr_html_()
     assert "<caption><code>u&#x27; = -0.5*u</code></caption>" in text
-    assert text.endswith(f"<p>{found.diagnostics}</p>")
-    assert str(found) == f"u' = -0.5*u\n{found.diagnostics}"
-    assert "u' &= - 0.5 u" in found.equation._repr_latex_()
-
-
-@pytest.mark.parametrize(
-    "name", ["NPU", "RealNPU", "NaiveNPU", "NAU", "NMU", "NMRU", "NAC", "NALU", "iNALU"]
-)
-def test_a_layer_prints_what_it_is(name):
-    import npu_kernels
-
-    layer = getattr(npu_kernels, name)(3, 2)
-    assert repr(layer).startswith(f"{name}(in_features=3, out_features=2")
+    assert text.endswith(f"<p>{result.diagnostics}</p>")
+    assert str(result) == f"u' = -0.5*u\n{result.diagnostics}"
+    assert "u' &= - 0.5 u" in result.equation._repr_latex_()

@@ -113,9 +113,6 @@ def constant_column():
 def few_rows():
     _regressor().fit(X[:20].double().numpy(), Y[:20, 0].double().numpy())  # here
 
-def very_few_rows():
-    _regressor().fit(X[:3].double().numpy(), Y[:3, 0].double().numpy())  # here
-
 def undefined_prediction():
     model = _regressor().fit(X.double().numpy(), 1 / X[:, 0].double().numpy())
     model.predict(np.zeros((1, 2)))  # here
@@ -130,12 +127,6 @@ def by_joblib():
 
 def held_out():
     nk.fit(nk.RealNPU(2, 1, num_models=2), X[:3], Y[:3], recipe=QUICK, progress=False)  # here
-
-def cross_validated():
-    nk.fit(nk.RealNPU(2, 1, num_models=2), X[:8], Y[:8], recipe=QUICK, progress=False)  # here
-
-def held_out_of_many():
-    fit_batch(nk.RealNPU(2, 1, num_models=2), X[None, :8], Y[None, :8], recipe=QUICK, progress=False)  # here
 
 def saved_run(path):
     model = torch.nn.Sequential(nk.RealNPU(2, 2), nk.NAU(2, 1))
@@ -164,12 +155,9 @@ OTHERS = {
     "stiff_weights": "integrate: .* steps",
     "constant_column": "NPURegressor: constant columns",
     "few_rows": FEW,
-    "very_few_rows": FEW,
     "in_a_pipeline": FEW,
     "undefined_prediction": "NPURegressor: 1 predictions are infinite",
     "held_out": "fit: the loss is of",
-    "cross_validated": "fit: 8 rows are few",
-    "held_out_of_many": "fit_batch: the loss is of",
 }
 
 

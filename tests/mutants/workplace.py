@@ -124,14 +124,14 @@ class Workplace:
     def _run(self, command: list[str], limit: float | None, **variables: str) -> int:
         """The exit code; 1 for a command that does not end within so many seconds."""
         left_out = ("NPU_KERNELS_CPU_ISA", "TRITON_INTERPRET")
-        own = {name: value for name, value in os.environ.items() if name not in left_out}
+        environment = {name: value for name, value in os.environ.items() if name not in left_out}
         # Bytecode is told from its source by whole seconds and the size: a mutant may have the
         # same.
-        own |= {"PYTHONPATH": str(self.tree), "PYTHONDONTWRITEBYTECODE": "1"}
-        own |= {"NPU_KERNELS_BUILD": "", **variables}
+        environment |= {"PYTHONPATH": str(self.tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"NPU_KERNELS_BUILD": "", **variables}
         with (self.folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(
-                command, cwd=self.tree, env=own, stdout=output, stderr=subprocess.STDOUT,
+                command, cwd=self.tree, env=environment, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
             try:

@@ -30,9 +30,12 @@ def test_views(tmp_path: Path) -> None:
     assert site.pages(tmp_path) == [index, a]
     ways = [(390, "light"), (390, "dark"), (1366, "light"), (1366, "dark")]
     assert site.views(tmp_path, quick=False) == [
-        (page, *way) for page in (index, a) for way in ways
+        (page, *view) for page in (index, a) for view in ways
     ]
-    assert site.views(tmp_path, quick=True) == [*((index, *way) for way in ways), (a, 390, "light")]
+    assert site.views(tmp_path, quick=True) == [
+        *((index, *view) for view in ways),
+        (a, 390, "light"),
+    ]
 
 
 def test_faults(tmp_path: Path) -> None:
