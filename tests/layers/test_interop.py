@@ -113,21 +113,6 @@ def test_published_layouts(
     assert normwise_error(swapped(x), theirs) < tolerance
 
 
-def test_from_arrays() -> None:
-    """Weights that came out of Julia as arrays."""
-    np = pytest.importorskip("numpy")
-    rng = np.random.default_rng(0)
-    arrays = {
-        "Re": rng.normal(size=(2, 3)),
-        "Im": rng.normal(size=(2, 3)),
-        "g": rng.uniform(size=3),
-    }
-    layer = interop.from_parameters(arrays)
-    assert type(layer) is NPU
-    assert layer.weight_re.dtype == torch.float64
-    assert (layer.in_features, layer.out_features) == (3, 2)
-
-
 def test_our_modules_both_ways() -> None:
     """All layers, K models, options, mode and parameter objects."""
     model = nn.Sequential(
@@ -609,15 +594,6 @@ def test_transposed_weights_do_not_lose_hooks_or_sharing() -> None:
     ):
         interop.to_reference(fused, "julia")
     assert interop.to_reference(fused).note == "measured on Monday"  # the same attributes
-
-
-def test_all_layers_are_replaced_or_none() -> None:
-    good, bad = PyTorchPublished(3, 3), PyTorchPublished(3, 3)
-    bad.eps = -1.0
-    model = nn.Sequential(good, bad)
-    with pytest.raises(ValueError, match=r"eps must be finite and greater than 0, got -1\.0"):
-        interop.swap(model, inplace=True)
-    assert model[0] is good
 
 
 # ---- the copy -------------------------------------------------------------------------------

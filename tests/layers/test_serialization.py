@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
-from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels.interop import reference_layers
@@ -134,30 +133,3 @@ def test_parametrize_and_prune_every_unit(name: str) -> None:
             prune.remove(layer, which)
             assert (getattr(layer, which) == 0).sum() == 4
             assert layer(x).isfinite().all()
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointed_layers_nest(use_reentrant: bool) -> None:
-    """Layer by layer, as deep models do, with a second derivative where torch allows it."""
-    model = _model().double()
-    parameters, x = (
-        list(model.parameters()),
-        torch.randn(7, 3, dtype=torch.float64, requires_grad=True),
-    )
-
-    def each(x: Tensor) -> Tensor:
-        for layer in model:
-            x = checkpoint(layer, x, use_reentrant=use_reentrant)
-        return x
-
-    expected = _gradients(model, parameters, x)
-    each(x).square().sum().backward()
-    for parameter, want in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(parameter.grad, want, rtol=1e-12, atol=1e-14)
-    if not use_reentrant:
-        curves = []
-        for run in (model, each):
-            (slope,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
-            curves.append(torch.autograd.grad(slope.square().sum(), parameters))
-        for actual, want in zip(*curves, strict=True):
-            torch.testing.assert_close(actual, want, rtol=1e-12, atol=1e-14)

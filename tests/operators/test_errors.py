@@ -47,6 +47,10 @@ def test_raw_operators() -> None:
          "grad_y must have 6 elements"),
         (lambda: ops.nmu_forward(x, w[0]), "weight must have 2 dimensions"),
         (lambda: ops.nmu_backward(y.double(), x, w, 3), "grad_y must have the dtype of x"),
+        (lambda: ops.nmru_forward(x, torch.rand(1, 5), 0.0, True, False),
+         "weight must have an even last dimension"),
+        (lambda: ops.nmru_forward(x, torch.rand(1, 8), -1.0, True, False),
+         "eps must be finite and at least the least normal"),
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match=message):
             call()

@@ -10,10 +10,9 @@ import pytest
 import torch
 from packaging.version import Version
 
-from npu_kernels import reference
 from tests.conftest import needs_library
 from tests.support.compare import assert_equal
-from tests.support.kernels import ALL, assert_parity, backward, errors, forward, ops, outputs
+from tests.support.kernels import ALL, backward, errors, forward, ops, outputs
 from tests.support.kernels import options as options_of
 from tests.support.samples import (
     LAYOUTS,
@@ -69,13 +68,6 @@ def test_float32_error_of_long_sums(size: tuple[int, int, int]) -> None:
 
 @needs_library
 @pytest.mark.parametrize("name", FUSED)
-def test_float64_parity(name: str) -> None:
-    for sample in RECORDS[name].samples(torch.float64):
-        assert_parity(sample)
-
-
-@needs_library
-@pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_upstream_layouts(name: str, layout: str) -> None:
     """An upstream gradient of any strides gives the bits of a contiguous one."""
@@ -115,27 +107,6 @@ def test_other_models_change_no_bit(
     grad_y = torch.randn_like(forward(sample, ops)[0])
     of_all, of_one = outputs(sample, ops, grad_y), outputs(one, ops, grad_y[3:4])
     assert_equal([tensor[3:4] for tensor in of_all], of_one)
-
-
-@needs_library
-@pytest.mark.parametrize("without", RECORDS["npu"].variants())
-def test_absent_tensors_have_no_gradient(without: tuple[str, ...]) -> None:
-    sample = RECORDS["npu"].sample(5, 3, 2, without=without)
-    grads = backward(sample, ops, torch.ones(5, 2, dtype=torch.float64), 15)
-    shapes = {"weight_im": (2, 3), "gate": (3,)}
-    for name, grad in zip(shapes, grads[2:], strict=True):
-        assert grad.shape == ((0,) if name in without else shapes[name])
-
-
-@needs_library
-def test_sine_is_saved_on_request() -> None:
-    sample = RECORDS["npu"].sample(5, 3, 2)
-    tensors = sample.tensors.values()
-    y, s = ops.npu_forward(sample.x, *tensors, 1e-3, True)
-    unsaved_y, empty = ops.npu_forward(sample.x, *tensors, 1e-3, False)
-    assert torch.equal(y, unsaved_y)
-    assert s.shape == y.shape
-    assert empty.shape == (0,)
 
 
 @needs_library
@@ -216,11 +187,3 @@ def test_uninitialized_memory_of_the_library_is_filled(size: int) -> None:
     filled = ((values + 1.498).abs() < 1e-3) | ((values - 3.0039).abs() < 1e-3)
     # the allocator keeps its books in the first words of a free block
     assert filled.float().mean() > 0.9 or size == 1
-
-
-def test_meta_tensors_have_shapes() -> None:
-    for name in FUSED:
-        for sample in (RECORDS[name].sample(4, 3, 2, num_models=k) for k in (None, 2)):
-            outputs = forward(sample.map(lambda t: t.to("meta")), ops)
-            assert [o.shape for o in outputs] == [o.shape for o in forward(sample, reference)]
-            assert all(o.device.type == "meta" for o in outputs)

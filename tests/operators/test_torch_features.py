@@ -1,7 +1,5 @@
 """torch.compile, torch.export, and the rest of a training loop."""
 
-import io
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
-from npu_kernels import NAU, NMU, NPU, backend_for, functional, iNALU, reference, use_backend
+from npu_kernels import NAU, NMU, NPU, iNALU, reference, use_backend
 from tests.conftest import compiled_backends, compiles, needs_library
 from tests.support.compare import assert_near
 from tests.support.samples import normwise_error
@@ -152,36 +150,6 @@ def test_inductor() -> None:
             assert_near(_step(compiled, parameters, x), _step(model, parameters, x), 5e-5)
 
 
-# ---- torch.export ---------------------------------------------------------------------------
-
-
-@compiles
-@needs_library
-def test_export_of_models() -> None:
-    """Dynamic batch: export, save, load, run; the operators decompose into plain aten."""
-    model = nn.Sequential(NPU(3, 6, num_models=2), NMU(6, 2, num_models=2))
-    batch = torch.export.Dim("batch")
-    program = torch.export.export(
-        model, (torch.randn(2, 5, 3),), dynamic_shapes=({1: batch},), strict=False
-    )
-    targets = [str(node.target) for node in program.graph.nodes]
-    assert "npu_kernels.npu_forward.default" in targets
-    assert "npu_kernels.nmu_forward.default" in targets
-
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    x = torch.randn(2, 11, 3)
-    assert torch.equal(torch.export.load(file).module()(x), model(x))
-
-    table = torch.export.default_decompositions()
-    table[torch.ops.npu_kernels.npu_forward.default] = reference.npu_forward
-    table[torch.ops.npu_kernels.nmu_forward.default] = reference.nmu_forward
-    plain = program.run_decompositions(table)
-    assert not [node for node in plain.graph.nodes if "npu_kernels" in str(node.target)]
-    assert normwise_error(plain.module()(x), model(x)) < 1e-5
-
-
 # ---- the rest of a training loop ------------------------------------------------------------
 
 
@@ -197,15 +165,6 @@ def test_reentrant_checkpoints(backend: str) -> None:
     loss.backward()
     for parameter, want in zip([x, *parameters], expected[1:], strict=True):
         assert torch.equal(parameter.grad, want)
-
-
-def test_anomaly_mode_names_the_function() -> None:
-    x = torch.tensor([[float("nan")]], requires_grad=True)
-    with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
-        warnings.simplefilter("ignore")
-        name = "NPUFunctionBackward" if backend_for(x) == "cpu" else "Backward"
-        with pytest.raises(RuntimeError, match=name):
-            functional.npu(x, torch.ones(1, 1)).sum().backward()
 
 
 def test_gradient_scaler(backend: str) -> None:

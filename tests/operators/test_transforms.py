@@ -52,46 +52,7 @@ def _arguments(name: str, rows: int = 5) -> tuple[Tensor, ...]:
     return tuple(sample.leaves())
 
 
-# ---- the guard ------------------------------------------------------------------------------
-
-
-def test_private_names_of_torch() -> None:
-    """The guard and the entry stand on these; a torch that renames them must fail here first."""
-    assert torch._C._are_functorch_transforms_active() is False
-    assert torch._C._is_any_autocast_enabled() is False
-    assert forward_ad._current_level == -1
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-    with torch.autograd.graph.save_on_cpu():
-        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    seen = []
-
-    def watch(x: Tensor) -> Tensor:
-        seen.append(torch._C._are_functorch_transforms_active())
-        return x.sum()
-
-    for transform in (grad, jacrev, jacfwd, hessian):
-        transform(watch)(torch.ones(2))
-    vmap(watch)(torch.ones(2, 2))
-    assert seen
-    assert all(seen)
-    with forward_ad.dual_level():
-        assert forward_ad._current_level == 0
-
-
 # ---- torch.func -----------------------------------------------------------------------------
-
-
-@fused
-def test_grad_and_vjp(name: str, backend: str) -> None:
-    arguments = _arguments(name)
-    leaves = [a.clone().requires_grad_() for a in arguments]
-    expected = torch.autograd.grad(_loss(RECORDS[name].reference, *leaves), leaves)
-    positions = tuple(range(len(arguments)))
-    actual = grad(lambda *a: _loss(RECORDS[name].function, *a), argnums=positions)(*arguments)
-    _, pull = vjp(lambda *a: _loss(RECORDS[name].function, *a), *arguments)
-    for a, b, e in zip(actual, pull(torch.ones((), dtype=torch.float64)), expected, strict=True):
-        assert normwise_error(a, e) < ROUNDING
-        assert normwise_error(b, e) < ROUNDING
 
 
 @needs_library
@@ -234,18 +195,6 @@ def test_jvp_and_jacobians(name: str, backend: str) -> None:
 
 
 @fused
-def test_hessian(name: str, backend: str) -> None:
-    x, weight, *rest = _arguments(name, rows=2)
-    actual = hessian(lambda w: _loss(RECORDS[name].function, x, w, *rest))(weight)
-    leaf = weight.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(
-        _loss(RECORDS[name].function, x, leaf, *rest), leaf, create_graph=True
-    )
-    rows = [torch.autograd.grad(entry, leaf, retain_graph=True)[0] for entry in slope.flatten()]
-    assert normwise_error(actual.reshape(len(rows), *weight.shape), torch.stack(rows)) < ROUNDING
-
-
-@fused
 def test_per_sample_gradients(name: str, backend: str) -> None:
     x, weight, *rest = _arguments(name)
     function = RECORDS[name].function
@@ -344,22 +293,6 @@ def test_second_derivative_over_stacked_modules(backend: str) -> None:
             assert normwise_error(actual, expected[name]) < ROUNDING
 
 
-@pytest.mark.parametrize("name", ["npu", "inalu"])
-def test_vmap_gradcheck(name: str, backend: str) -> None:
-    """Derivatives of a vmapped call against differences, in every mode that torch can check."""
-    arguments = tuple(a.requires_grad_() for a in _arguments(name, rows=2))
-    stacked = (
-        arguments[0],
-        *(torch.stack([a, 0.7 * a + 0.1]).detach().requires_grad_() for a in arguments[1:]),
-    )
-
-    def function(*tensors: Tensor) -> Tensor:
-        return vmap(RECORDS[name].function, (None, *(0 for _ in tensors[1:])))(*tensors)
-
-    assert torch.autograd.gradcheck(function, stacked, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(function, stacked)
-
-
 @fused
 def test_jacobian_of_autograd_functional(name: str, backend: str) -> None:
     """vectorize=True runs the backward under vmap; create_graph, its second derivative."""
@@ -401,22 +334,6 @@ def test_forward_mode(name: str, backend: str) -> None:
         (slope,) = torch.autograd.grad(y, leaf, dual, retain_graph=True)
         _, actual = forward_ad.unpack_dual(slope)
     assert normwise_error(actual, torch.autograd.grad(y, leaf, direction)[0]) < ROUNDING
-
-
-@fused
-def test_forward_mode_gradcheck(name: str) -> None:
-    arguments = [a.requires_grad_() for a in _arguments(name, rows=2)]
-    function = RECORDS[name].function
-    assert torch.autograd.gradcheck(
-        function, arguments, check_forward_ad=True, check_backward_ad=False
-    )
-    assert torch.autograd.gradgradcheck(
-        function,
-        arguments,
-        check_undefined_grad=False,
-        check_fwd_over_rev=True,
-        check_rev_over_rev=False,
-    )
 
 
 @compiles
