@@ -4,7 +4,6 @@ What it computes is tested wherever the `backend` fixture is used; here, when it
 and how it behaves in the autograd engine.
 """
 
-import contextlib
 import functools
 import gc
 import weakref
@@ -14,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import npu_kernels
 from npu_kernels import NAC, NALU, NAU, NMU, NPU, env, functional, iNALU, reference
@@ -25,18 +22,6 @@ from tests.support.machine import without_fast_path
 from tests.support.samples import RECORDS, Sample
 
 pytestmark = needs_library
-
-
-def samples() -> list[Sample]:
-    return [*RECORDS["npu"].samples(torch.float32), *RECORDS["npu"].samples(torch.float64)]
-
-
-def outcome(sample: Sample) -> list[Tensor]:
-    """The result and the gradients."""
-    sample = sample.requires_grad()
-    y = sample.call(functional.npu)
-    y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape))
-    return [y.detach(), *(leaf.grad for leaf in sample.leaves() if leaf.grad is not None)]
 
 
 def taken(call: Callable[[], Tensor]) -> bool:
@@ -54,17 +39,30 @@ def test_it_is_built() -> None:
     )
 
 
-@pytest.mark.parametrize("sample", samples(), ids=lambda sample: f"{sample.name}-{sample.x.dtype}")
+@pytest.mark.parametrize(
+    "sample",
+    [
+        sample
+        for name in ("npu", "nalu", "inalu")
+        for dtype in (torch.float32, torch.float64)
+        for sample in RECORDS[name].samples(dtype)
+    ],
+    ids=lambda sample: f"{sample.name}-{sample.x.dtype}",
+)
 def test_same_bits_as_the_operators(sample: Sample) -> None:
-    actuals = outcome(sample)
-    with torch.no_grad():
-        inference = sample.call(functional.npu)
+    function = getattr(functional, sample.name.partition("-")[0])
+
+    def results() -> list[Tensor]:
+        with torch.no_grad():
+            inference = sample.call(function)
+        leaves = sample.requires_grad()
+        y = leaves.call(function)
+        upstream = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape)
+        return [inference, y, *torch.autograd.grad(y, leaves.leaves(), upstream)]
+
+    actuals = results()
     with without_fast_path():
-        expected = outcome(sample)
-    assert torch.equal(inference, expected[0])
-    assert all(
-        torch.equal(a, b) and a.shape == b.shape for a, b in zip(actuals, expected, strict=True)
-    )
+        assert_equal(actuals, results())
 
 
 @pytest.mark.parametrize("name", ["npu", "nau", "nac", "nmu", "nmru", "nalu", "inalu"])
@@ -80,14 +78,6 @@ def test_gradients_that_nobody_needs_are_not_made(name: str) -> None:
         with torch.autograd.profiler.profile() as profile:
             torch.autograd.grad(y, needed, upstream)
         assert sum(event.name == "aten::empty" for event in profile.function_events) == len(needed)
-
-
-def test_gates_of_other_models_are_refused() -> None:
-    sample = RECORDS["npu"].sample(4, 5, 3, num_models=3).requires_grad()
-    gate = sample.tensors["gate"]
-    assert gate is not None
-    with pytest.raises(ValueError, match="gate"):
-        functional.npu(sample.x, sample.tensors["weight_re"], sample.tensors["weight_im"], gate[:2])
 
 
 def test_words_take_the_fast_path_too() -> None:
@@ -109,40 +99,8 @@ def test_leading_dimensions(leading: tuple[int, ...], models: int | None) -> Non
         assert y.shape == layer(x).shape
 
 
-class Watching(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        return function(*args, **(kwargs or {}))
-
-
 class Wrapped(Tensor):
     pass
-
-
-@contextlib.contextmanager
-def tangents():
-    with forward_ad.dual_level():
-        yield
-
-
-@pytest.mark.parametrize(
-    "around",
-    [
-        Watching,
-        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-        torch.autograd.detect_anomaly,
-        lambda: torch.device("cpu"),  # a torch function mode
-        lambda: npu_kernels.use_backend("reference"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
-def test_not_where_something_watches(
-    around: Callable[[], contextlib.AbstractContextManager[object]],
-) -> None:
-    layer, x = NPU(3, 2), torch.randn(5, 3)
-    assert taken(lambda: layer(x))
-    with around():
-        assert not taken(lambda: layer(x))
-    assert taken(lambda: layer(x))
 
 
 @pytest.mark.parametrize(
@@ -165,29 +123,6 @@ def test_not_for_what_is_not_plain(x: Tensor, request: pytest.FixtureRequest) ->
         x.clone().as_subclass(Tensor).float(), *(p.float() for p in layer.parameters())
     )
     torch.testing.assert_close(layer(x).as_subclass(Tensor).float(), expected, rtol=2e-3, atol=2e-3)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-def test_tangents() -> None:
-    layer, x = NPU(3, 2).double(), torch.randn(5, 3, dtype=torch.float64)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x, torch.ones_like(x))
-        tangent = forward_ad.unpack_dual(layer(dual)).tangent
-    _, expected = torch.func.jvp(lambda t: layer(t), (x,), (torch.ones_like(x),))
-    torch.testing.assert_close(tangent, expected)
-
-
-def test_errors_are_the_general_ways() -> None:
-    x, weight = torch.ones(4, 3), torch.ones(2, 3)
-    with pytest.raises(ValueError, match=r"npu: x must have last dimension 3"):
-        functional.npu(x[:, :2], weight)
-    with pytest.raises(TypeError, match=r"weight_re must be a torch.Tensor"):
-        functional.npu(x, None)
-    for eps in (0.0, -1.0, float("nan"), "small", 1e-320):
-        with pytest.raises(ValueError, match="eps must be finite and greater than 0"):
-            functional.npu(x, weight, eps=eps)
-    with pytest.raises(ValueError, match="gate_gradient must be"):
-        functional.npu(x, weight, gate_gradient="none")
 
 
 def test_freed_and_modified_graphs() -> None:
@@ -219,18 +154,6 @@ def test_saved_tensors_go_through_hooks() -> None:
     layer.zero_grad()
     layer(x).sum().backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(expected, layer.parameters(), strict=True))
-
-
-def test_needed_gradients_only() -> None:
-    x = torch.randn(5, 3)
-    for subset in range(1, 8):
-        layer = NPU(3, 2)
-        for bit, parameter in enumerate(layer.parameters()):
-            parameter.requires_grad_(bool(subset >> bit & 1))
-        layer(x).sum().backward()
-        assert [p.grad is not None for p in layer.parameters()] == [
-            bool(subset >> bit & 1) for bit in range(3)
-        ]
 
 
 def test_graphs_do_not_leak() -> None:
@@ -274,21 +197,6 @@ def test_one_weight(name: str, clip: bool, models: int | None, leading: tuple[in
     torch.testing.assert_close(grads, expected)
     with torch.no_grad():
         assert torch.equal(layer(x), y)
-
-
-@pytest.mark.parametrize("shape", [(5, 3), (2, 5, 3), (2, 2, 5, 3)])
-@pytest.mark.parametrize("clip", [True, False])
-def test_nau_general_backward(shape: tuple[int, ...], clip: bool) -> None:
-    """Second derivatives and gradients in batches."""
-    weight = (3 * torch.randn(2, 4, 3, dtype=torch.float64)).requires_grad_()
-    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-
-    def call(x: Tensor, weight: Tensor) -> Tensor:
-        return functional.nau(x, weight, clip=clip)
-
-    assert "NauLayer" in call(x, weight).grad_fn.name()
-    assert torch.autograd.gradcheck(call, (x, weight), check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(call, (x, weight))
 
 
 def test_nau_special_values() -> None:
@@ -376,31 +284,6 @@ def test_a_nac_that_saw_its_weights_change_raises() -> None:
 # ---- NALU, iNALU ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "sample",
-    [
-        sample
-        for name in ("nalu", "inalu")
-        for dtype in (torch.float32, torch.float64)
-        for sample in RECORDS[name].samples(dtype)
-    ],
-    ids=lambda sample: f"{sample.name}-{sample.x.dtype}",
-)
-def test_a_nalu_has_the_bits_of_the_operators(sample: Sample) -> None:
-    function = getattr(functional, sample.name.partition("-")[0])
-
-    def results() -> list[Tensor]:
-        with torch.no_grad():
-            inference = sample.call(function)
-        leaves = sample.requires_grad()
-        y = leaves.call(function)
-        return [inference, y, *torch.autograd.grad(y, leaves.leaves(), torch.ones_like(y))]
-
-    actuals = results()
-    with without_fast_path():
-        assert_equal(actuals, results())
-
-
 @pytest.mark.parametrize("kind", [functools.partial(NALU, bias=True), iNALU])
 @pytest.mark.parametrize("models", [None, 2])
 def test_a_nalu_takes_it(kind: Callable[..., NALU | iNALU], models: int | None) -> None:
@@ -416,17 +299,3 @@ def test_a_nalu_takes_it(kind: Callable[..., NALU | iNALU], models: int | None) 
     layer(x).sum().backward()
     assert x.grad is not None
     assert all(p.grad is None for p in layer.parameters())
-
-
-def test_a_nalu_refuses() -> None:
-    """A bad call has the message of the general way."""
-    x, weights = torch.randn(5, 3), list(NALU(3, 4, bias=True).parameters())
-    with pytest.raises(ValueError, match="nalu: eps must be finite and greater than 0"):
-        functional.nalu(x, *weights, eps=-1.0)
-    with pytest.raises(ValueError, match="nalu: gate_bias must have shape"):
-        functional.nalu(x, *weights[:3], weights[3][:1])
-    weights = list(iNALU(3, 4).parameters())
-    with pytest.raises(ValueError, match="inalu: omega must be finite and greater than 0"):
-        functional.inalu(x, *weights, omega=-1.0)
-    with pytest.raises(ValueError, match="inalu: mask_add must have the shape of weight_add"):
-        functional.inalu(x, weights[0], weights[1][..., :1], *weights[2:])

@@ -244,8 +244,8 @@ def test_nau_has_one_precision(
     small = rows * features * outputs * (models or 1) <= 4096
     with torch.profiler.profile(acc_events=True) as profile:
         layer(x)
-    own = not any(event.name in ("aten::mm", "aten::bmm") for event in profile.events())
-    assert own == (small or precision == "highest")
+    by_kernel = not any(event.name in ("aten::mm", "aten::bmm") for event in profile.events())
+    assert by_kernel == (small or precision == "highest")
 
 
 @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa not in BFLOAT16])

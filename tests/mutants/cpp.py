@@ -62,7 +62,7 @@ BACKWARD = [
             "phase = phase + times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);",
         ),
     }),
-    *mutants(CORE + "npu/backward.h", "tests/operators/test_gradients.py tests/operators/test_reference.py -k 'gate or parity or straight'", {
+    *mutants(CORE + "npu/backward.h", "tests/operators/test_reference.py tests/contract/test_layers.py -k 'gate or NPU'", {
         "groups-straight-through-ignored": (
             "const bool passes = f.straight_through || (raw >= T(0) && raw <= T(1));",
             "const bool passes = raw >= T(0) && raw <= T(1);",
@@ -260,7 +260,7 @@ ADAPTIVE = [
     *mutants(ODE + "lanes.h", "tests/ode/test_ode_adaptive_kernel.py -k fused_is_eager", {
         "implicit-jacobian-of-complex-exponents": ("S::fma(-s, w[d_count + d], y * w[d])", "y * w[d]"),
     }),
-    *mutants("csrc/fast_path/ode.h", ("tests/ode/test_fast_path_ode.py", "tests/ode/test_ode.py -k nonfinite", "tests/ode/test_ode_kernel.py -k 'gradients_alone or options'"), {
+    *mutants("csrc/fast_path/ode.h", ("tests/ode/test_fast_path_ode.py", "tests/ode/test_ode.py -k nonfinite", "tests/ode/test_ode_kernel.py -k 'gradients_alone or options or same or layout'"), {
         "fast-path-ode-sum-to-u0": (
             "if (needs & 1) found[0] = at::sum_to(std::move(found[0]), saved[0].sizes());",
             "if (needs & 1) found[0] = found[0].reshape({-1}).slice(0, 0, saved[0].numel()).reshape(saved[0].sizes());",
@@ -299,7 +299,7 @@ ADAPTIVE = [
 FAST_PATH = "csrc/fast_path/"
 
 EXTENSION = [
-    *mutants("csrc/operators/layers.cpp", "tests/operators/test_reference.py tests/operators/test_gradients.py -k 'gate or straight or parity'", {
+    *mutants("csrc/operators/layers.cpp", "tests/operators/test_reference.py tests/contract/test_layers.py -k 'gate or NPU'", {
         "ops-options-of-the-backward-ignored": (
             "arguments.options(L::options, npu::kInBackward, options.data());",
             "arguments.options(L::options, npu::kInBackward, options.data());\n    options.back() = 0;",
@@ -325,7 +325,7 @@ EXTENSION = [
     *mutants("csrc/operators/checks.h", "tests/training/test_training_plan.py", {
         "train-freed-storage": ("t.storage_offset() + count <= bytes / int64_t(element)", "bytes >= 0"),
     }),
-    *mutants(FAST_PATH + "common.h", "tests/backends/test_fast_path.py", {
+    *mutants(FAST_PATH + "common.h", ("tests/backends/test_fast_path_checks.py", "tests/backends/test_fast_path.py"), {
         "fast-path-edges-of-absent-tensors": (
             "if (inputs[i].defined() && ctx->needs_input_grad(edge++)) needs",
             "if (inputs[i].defined() && ctx->needs_input_grad(edge + i - edge)) needs",
@@ -333,7 +333,7 @@ EXTENSION = [
         "fast-path-tangents-lost": ("!t._fw_grad(0).defined() && ", ""),
         "fast-path-autocast-not-seen": ("!at::autocast::is_autocast_enabled(at::kCPU) && ", ""),
     }),
-    *mutants(FAST_PATH + "layer.h", ("tests/operators/test_gradients.py -k 'straight or parity or subset'", "tests/backends/test_fast_path.py", "tests/operators/test_errors.py"), {
+    *mutants(FAST_PATH + "layer.h", ("tests/contract/test_layers.py", "tests/operators/test_gradients.py -k subset", "tests/backends/test_fast_path.py", "tests/operators/test_errors.py"), {
         "fast-path-graph-of-a-backward": (
             "if ((at::GradMode::is_enabled() && !L::second) || !nothing_watches()",
             "if (!nothing_watches()",
@@ -343,13 +343,13 @@ EXTENSION = [
             "ctx->saved_data[L::options[i].name] = 0.5 * options[i];",
         ),
     }),
-    *mutants(CORE + "layers/nmu.h", ("tests/backends/test_fast_path.py -k 'one_weight or nau'", "tests/operators/test_gradients.py -k siblings"), {
+    *mutants(CORE + "layers/nmu.h", ("tests/backends/test_fast_path.py -k one_weight", "tests/contract/test_layers.py -k NMU"), {
         "fast-path-nmu-clip-ignored": (
             "n.shared_x, g.operands[1], g.options[0] != 0};",
             "n.shared_x, g.operands[1], g.options[0] < 0};",
         ),
     }),
-    *mutants(CORE + "layers/nmu.h", "tests/layers/test_nmru.py", {
+    *mutants(CORE + "layers/nmu.h", "tests/contract/test_layers.py -k NMRU", {
         "nmru-eps-ignored": ("T(g.options[0])};", "T(0 * g.options[0])};"),
     }),
     *mutants(FAST_PATH + "mse.h", "tests/training/test_training.py", {
