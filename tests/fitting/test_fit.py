@@ -148,19 +148,6 @@ def test_a_sum_of_inputs_in_any_units() -> None:
     assert result.model.weight[0].tolist() == pytest.approx([3.3e15, -1e-3], rel=1e-12)
 
 
-@pytest.mark.parametrize("law", ["product", "quotient"])
-def test_noise_of_one_per_cent_leaves_simple_powers(law: str) -> None:
-    """The least held-out error of several is often that of a model that is not rounded."""
-    for seed in range(2):
-        x = rows(*((1, 2) if law == "product" else (-2, -1)), seed=seed)
-        noise = 1 + 0.01 * torch.randn(
-            len(x), 1, generator=torch.Generator().manual_seed(50 + seed)
-        )
-        y = (x[:, :1] * x[:, 1:] if law == "product" else x[:, :1] / x[:, 1:]) * noise
-        result = fit(RealNPU(2, 1, num_models=8), x, y, seed=seed, recipe=QUICK)
-        assert parameters(result.model)[0].tolist() == [[1, 1 if law == "product" else -1]]
-
-
 def test_few_held_out_rows() -> None:
     """A fit to pure noise has noise's score, and is said to be cross-validated."""
     for seed in range(2):
@@ -195,14 +182,6 @@ def test_arrays_and_frames() -> None:
         model, pandas.DataFrame(x.numpy()), pandas.Series(y.numpy()[:, 0]), recipe=quick
     )
     assert from_array.loss == plain.loss
-
-
-def test_a_power_that_is_no_fraction_stays() -> None:
-    x = rows(0.5, 3)
-    result = fit(RealNPU(2, 1, num_models=16), x, x[:, :1] ** 0.5714 * x[:, 1:])
-    torch.testing.assert_close(
-        parameters(result.model)[0], torch.tensor([[0.5714, 1]]), rtol=0, atol=1e-4
-    )
 
 
 @pytest.mark.parametrize("first", ["NPU", "NAU"])

@@ -236,24 +236,6 @@ def test_latex_is_understood(unit):
             MathTextParser("path").parse(f"${line}$")
 
 
-def test_a_call_writes_no_text(monkeypatch):
-    expression = extract(RealNPU(2, 1))
-    written = sympy.printing.str.StrPrinter.doprint
-
-    def names_only(printer, expression):
-        assert expression.is_Symbol, "sympy takes long to write it"
-        return written(printer, expression)
-
-    monkeypatch.setattr(sympy.printing.str.StrPrinter, "doprint", names_only)
-    assert expression(torch.rand(5, 2)).shape == (5, 1)
-    monkeypatch.undo()
-    first, second = str(expression.torch_function).splitlines()[:2]
-    assert first.startswith("def formula(")
-    assert second == f"    # {expression}"
-    x = torch.rand(5, 2)
-    assert torch.equal(expression.torch_function(x), expression(x))
-
-
 def test_constants_that_occur_several_times():
     """A NALU of the square root of 2, which its sum and its gate have."""
     model = nn.Sequential(nn.Linear(1, 1), RealNPU(1, 1), NALU(1, 1)).double()

@@ -114,14 +114,6 @@ def test_a_fraction_only_where_it_is_one():
     assert "0.3333" in str(extract(single, ["x", "z"], max_denominator=2))
 
 
-def test_kepler():
-    model = nn.Sequential(power([1.5]), NAU(1, 1, dtype=torch.float64))
-    model[1].weight.data.fill_(1.0)
-    law = extract(model, ["R"], outputs=["T"], nonnegative=True)
-    assert str(law) == "T = R**(3/2)"
-    assert law.latex() == [r"T = R^{\frac{3}{2}}"]
-
-
 def test_names_that_are_no_identifiers():
     law = extract(power([1.0, 2.0]), ["a+b", "c"], nonnegative=True)
     assert str(law) == "y = `a+b`*c**2"
@@ -158,12 +150,6 @@ def test_a_power_of_zero_has_a_formula_with_eps():
     zero.weight.data.fill_(0.0)
     model = nn.Sequential(zero, power([-0.5]).float())
     assert extract(model, eps=True)(torch.ones(1, 1)).item() == pytest.approx(2.0**11.5)
-
-
-def test_a_parametrized_layer_is_read():
-    unit = power([0.5])
-    nn.utils.parametrizations.weight_norm(unit, "weight_re")
-    assert "|x|" in str(extract(unit))
 
 
 def test_importing_needs_no_sympy_and_a_missing_one_is_named():

@@ -235,14 +235,6 @@ def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(
     assert all(link.readlink() == victim for link in links)
 
 
-def test_names_of_temporary_files_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: names.extend(os.listdir(tmp_path)))
-    for _ in range(3):
-        files.write(tmp_path / "state", "new")
-    assert len({name for name in names if name.endswith(".tmp")}) == 3
-
-
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_link_stays_a_link(exists: bool, tmp_path: Path) -> None:
     folder, link = tmp_path / "scratch", tmp_path / "state"

@@ -490,16 +490,8 @@ def test_errors_name_the_argument() -> None:
                 step(*arguments)  # type: ignore[arg-type]
             assert text.split("must")[0] in str(error.value)
         step(x, y)
-    for settings, text in (
-        ({"loss": "mae"}, "make_step: loss must be 'mse', got 'mae'"),
-        ({"nonfinite": "drop"}, "make_step: nonfinite must be"),
-        ({"penalties": {"l2": 1.0}}, "make_step: penalties must be of"),
-        ({"project": -1.0}, "make_step: project must be"),
-    ):
-        with pytest.raises(ValueError, match=text.replace("(", r"\(")):
-            make_step(model, optimizer, **settings)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="make_step: optimizer must make its steps without"):
-        make_step(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(ValueError, match="make_step: penalties must be of"):
+        make_step(model, optimizer, penalties={"l2": 1.0})
 
 
 def test_threads_may_share_a_step() -> None:

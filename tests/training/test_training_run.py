@@ -179,33 +179,6 @@ def test_instruction_sets(isa: str) -> None:
 
 
 @needs_library
-def test_rows() -> None:
-    rows = torch.randint(ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(2))
-    for per_model in (False, True):
-        fused, ordinary = both(
-            MODELS["npu nau"], 3, torch.float64, per_model=per_model, batch_indices=rows
-        )
-        assert_same(fused, ordinary, 1e-11)
-    drawn = [
-        both(
-            MODELS["npu nau"],
-            2,
-            torch.float32,
-            batch_size=8,
-            generator=torch.Generator().manual_seed(s),
-        )[0].losses
-        for s in (2, 2, 3)
-    ]
-    # the models start anew
-    assert [torch.equal(drawn[0], other) for other in drawn[1:]] == [False, False]
-    torch.manual_seed(0)
-    first = both(MODELS["npu nau"], 2, torch.float32, batch_size=8)
-    torch.manual_seed(0)
-    repeated = both(MODELS["npu nau"], 2, torch.float32, batch_size=8)
-    assert torch.equal(first[0].losses, repeated[0].losses)
-
-
-@needs_library
 @pytest.mark.parametrize("k", [None, 3, 40])
 @pytest.mark.parametrize("per_model", [False, True])
 @pytest.mark.parametrize("name", ["npu nau", "real npu alone"])
@@ -356,35 +329,6 @@ def test_torch_continues_with_the_state() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-@needs_library
-def test_what_is_not_trained_stays() -> None:
-    x, y = data(2, torch.float64)
-    model = MODELS["deep"](2, torch.float64)
-    for frozen in (model[0].weight, model[1].gate, model[2].weight):
-        frozen.requires_grad_(False)
-    before = [p.clone() for p in model.parameters()]
-    versions = [p._version for p in model.parameters()]
-    twin = copy.deepcopy(model)
-    optimizer = torch.optim.Adam([model[1].weight_re, model[3].weight], 0.01)
-    assert run(model, x, y, steps=3, optimizer=optimizer).fused
-    changed = [not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
-    assert changed == [False, True, False, False, True]
-    written = [p._version > old for p, old in zip(model.parameters(), versions, strict=True)]
-    assert written == [False, True, True, False, True]  # the gate is clamped
-    twin.register_forward_hook(lambda *_: None)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", f".*{NOTICE}")
-        run(
-            twin,
-            x,
-            y,
-            steps=3,
-            optimizer=torch.optim.Adam([twin[1].weight_re, twin[3].weight], 0.01),
-        )
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
 @pytest.mark.filterwarnings(f"ignore:.*{NOTICE}")
 def test_checkpoint(fused: bool, tmp_path: Path) -> None:
@@ -469,22 +413,6 @@ def test_ordinary_loop(change: Callable[[nn.Sequential], Any], reason: str) -> N
             run(model, x, y, steps=1, lr=0.01)
     assert not result.fused
     assert not all(map(torch.equal, before, model.parameters()))
-
-
-@needs_library
-@pytest.mark.filterwarnings(f"ignore:.*{NOTICE}")
-def test_optimizers_that_are_not_fused() -> None:
-    x, y = data(None, torch.float32)
-    for make in (
-        lambda p: torch.optim.SGD(p, 0.01),
-        lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
-        lambda p: torch.optim.Adam(p, torch.tensor(0.01)),
-    ):
-        model = MODELS["npu nau"](None, torch.float32)
-        result = run(model, x, y, steps=3, optimizer=make(model.parameters()))
-        assert not result.fused
-        assert result.losses[2] < result.losses[0]
-        assert isinstance(result.optimizer.param_groups[0]["lr"], (float, Tensor))
 
 
 @needs_library
