@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NPU, NaiveNPU, RealNPU, debug, ode, use_backend
+from tests.support.time_series import law_of
 from tests.support.vmapped import check_batched_gradients
 
 D, H = 3, 5
@@ -66,14 +67,6 @@ def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int,
     assert torch.equal(trajectory[..., 0, :], first)
 
 
-def test_euler_is_the_layers_in_a_loop() -> None:
-    model, u = make(models=2), starts(2, 1, D)
-    trajectory = ode.rollout(model, u.squeeze(1), steps=5, dt=0.1)
-    for n in range(6):
-        torch.testing.assert_close(trajectory[:, n], u.squeeze(1), rtol=1e-13, atol=1e-14)
-        u = u + 0.1 * model(u)
-
-
 def test_order_of_the_methods() -> None:
     """Half the step, half the error to the power of the order."""
     model = make(d=1, h=1, layer="RealNPU")
@@ -115,26 +108,6 @@ def test_equals_torchdiffeq(layer: str, method: str) -> None:
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("method", ["euler", "rk4"])
-@pytest.mark.parametrize("models", [None, 2])
-def test_gradcheck(layer: str, method: str, models: int | None) -> None:
-    model = make(layer, models, h=2)
-    # Of both signs and away from 0, where the right side jumps.
-    u0 = torch.tensor([[1.0, -1.5, 2.0], [-1.2, 1.0, 1.5]], dtype=torch.float64)
-    u0 = (u0 if models is None else torch.stack([u0, -u0])).requires_grad_()
-
-    def function(u0: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        named = dict(zip([name for name, _ in model.named_parameters()], parameters, strict=True))
-        return ode.integrate(
-            u0, named["0.weight_re"], named.get("0.weight_im"), named.get("0.gate"),
-            named["1.weight"], steps=3, dt=0.05, method=method, return_derivatives=True,
-        )  # fmt: skip
-
-    parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
-    torch.autograd.gradcheck(function, (u0, *parameters))
-
-
 @pytest.mark.parametrize("models", [None, 2])
 @pytest.mark.parametrize(
     "options",
@@ -160,17 +133,11 @@ def test_batched_upstream_gradients(
     check_batched_gradients(function, [u0.requires_grad_(), *model.parameters()])
 
 
-def powers_of_three(dtype: torch.dtype = torch.float64, models: int | None = None) -> nn.Sequential:
+def powers_of_three(models: int | None = None) -> nn.Sequential:
     """x' = y + .3 z, y' = .5 x^2 - .2 y z, z' = .7 y^3 - .4 x."""
-    options: dict[str, Any] = {"num_models": models, "dtype": dtype}
-    model = nn.Sequential(RealNPU(3, 6, **options), NAU(6, 3, **options))
     exponents = [[0, 1, 0], [0, 0, 1], [2, 0, 0], [0, 1, 1], [0, 3, 0], [1, 0, 0]]
     rates = [[1, 0.3, 0, 0, 0, 0], [0, 0, 0.5, -0.2, 0, 0], [0, 0, 0, 0, 0.7, -0.4]]
-    with torch.no_grad():
-        model[0].weight_re.copy_(torch.tensor(exponents, dtype=dtype))
-        model[0].gate.fill_(1)
-        model[1].weight.copy_(torch.tensor(rates, dtype=dtype))
-    return model
+    return law_of(*((p if models is None else [p] * models) for p in (exponents, rates)))
 
 
 def slope_of_three(u: Tensor) -> Tensor:
@@ -275,11 +242,7 @@ def diverging(models: int | None) -> nn.Sequential:
 
 def test_nonfinite_derivatives_of_a_finite_trajectory() -> None:
     """u' = u^2 from 1e19: the next state is 1e38, whose square overflows."""
-    model = nn.Sequential(RealNPU(1, 1), NAU(1, 1))
-    with torch.no_grad():
-        model[0].weight_re.fill_(2)
-        model[0].gate.fill_(1)
-        model[1].weight.fill_(1)
+    model = law_of([[2.0]], [[1.0]]).float()
     u0, options = torch.tensor([1e19]), {"steps": 1, "dt": 1.0}
     assert ode.rollout(model, u0, **options).isfinite().all()  # type: ignore[arg-type]
     with pytest.raises(
@@ -319,9 +282,6 @@ def test_divergence_does_not_spoil_the_others() -> None:
     expected = torch.autograd.grad(tame[:2].square().sum(), list(model.parameters()))
     for grad, want in zip(grads, expected, strict=True):
         assert torch.equal(grad[:2], want[:2])
-
-
-# ---- errors --------------------------------------------------------------------------------------
 
 
 # ---- eager ---------------------------------------------------------------------------------------

@@ -9,32 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, RealNPU, ode, use_backend
+from npu_kernels import ode, use_backend
 from npu_kernels.ode._methods import PAIRS
-from tests.ode.test_ode import make
 from tests.ode.test_ode_accuracy import linear
+from tests.support.time_series import law_of
 
 EXPLICIT = {name: pair for name, pair in PAIRS.items() if not pair.diagonal}
 METHODS = tuple(EXPLICIT)  # test_ode_implicit.py has the other's
 TIMES = [0.0, 0.3, 1.0, 1.05, 4.0, 7.5]
-
-
-def power_law(
-    exponents: Any, coefficients: Any, dtype: torch.dtype = torch.float64
-) -> nn.Sequential:
-    """``u' = coefficients @ prod_d u_d^exponents``, ``[(K,) h, D]`` and ``[(K,) D, h]``."""
-    powers, rates = torch.tensor(exponents, dtype=dtype), torch.tensor(coefficients, dtype=dtype)
-    models = len(powers) if powers.dim() == 3 else None
-    h, d = powers.shape[-2:]
-    model = nn.Sequential(
-        RealNPU(d, h, num_models=models, dtype=dtype),
-        NAU(h, d, num_models=models, dtype=dtype, clip=False),
-    )
-    with torch.no_grad():
-        model[0].weight_re.copy_(powers)
-        model[0].gate.fill_(1)
-        model[1].weight.copy_(rates)
-    return model
 
 
 # Lotka and Volterra's predator and prey; an epidemic; a cycle of three; each with a start.
@@ -42,9 +24,9 @@ PREDATOR = [[1.0, 0], [1, 1], [0, 1]], [[1.1, -0.4, 0], [0, 0.1, -0.4]]
 EPIDEMIC = [[1.0, 1, 0], [0, 1, 0]], [[-2.0, 0], [2, -0.5], [0, 0.5]]
 CYCLE = [[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], [[-1.0, 0, 1], [1, -1, 0], [0, 1, -1]]
 PROBLEMS = [
-    (power_law(*PREDATOR), [10.0, 5.0], 20.0),
-    (power_law(*EPIDEMIC), [0.99, 0.01, 1e-3], 15.0),
-    (power_law(*CYCLE), [1.0, 2.0, 0.5], 8.0),
+    (law_of(*PREDATOR), [10.0, 5.0], 20.0),
+    (law_of(*EPIDEMIC), [0.99, 0.01, 1e-3], 15.0),
+    (law_of(*CYCLE), [1.0, 2.0, 0.5], 8.0),
 ]
 
 
@@ -118,7 +100,7 @@ def test_equals_scipy(problem: int, tolerance: float) -> None:
 @pytest.mark.parametrize("direction", [1, -1])
 def test_equals_torchdiffeq(direction: int) -> None:
     torchdiffeq = pytest.importorskip("torchdiffeq")
-    model = power_law(*CYCLE)
+    model = law_of(*CYCLE)
     u0 = torch.rand(4, 3, dtype=torch.float64) + 0.5
     t = direction * torch.tensor(TIMES[:4], dtype=torch.float64)
     options: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
@@ -137,7 +119,7 @@ def test_equals_torchdiffeq(direction: int) -> None:
 ])  # fmt: skip
 def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     laws = [CYCLE] * (models or 1)
-    model = power_law(*(([list(part) for part in zip(*laws, strict=True)]) if models else CYCLE))
+    model = law_of(*(([list(part) for part in zip(*laws, strict=True)]) if models else CYCLE))
     trajectory, statistics = ode.rollout(
         model, torch.ones(shape).double(), t=TIMES, method="tsit5", return_statistics=True
     )
@@ -153,7 +135,7 @@ def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int,
 def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str, method: str) -> None:
     """Rates from 1 to 60: each is what it is alone, and takes the steps that it takes alone."""
     rates = [1.0, 10.0, 60.0, 3.0]
-    model = power_law([[[1.0]]] * 4, [[[-r]] for r in rates], dtype)
+    model = law_of([[[1.0]]] * 4, [[[-r]] for r in rates]).to(dtype)
     u0, t = torch.ones(4, 2, 1, dtype=dtype), torch.tensor([0, 0.1, 0.2, 1.0])
     u0[:, 1] = 2
     # What is smaller than the layer's eps, where the law jumps, is not to be resolved.
@@ -169,7 +151,7 @@ def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str, method:
         trajectory, statistics = ode.rollout(model, u0, **options)
         for k, rate in enumerate(rates):
             single, single_statistics = ode.rollout(
-                power_law([[1.0]], [[-rate]], dtype), u0[k], **options
+                law_of([[1.0]], [[-rate]]).to(dtype), u0[k], **options
             )
             # Eager torch may compute a row among others with other rounding.
             bound = 1e-13 if (backend, method) == ("reference", "kvaerno5") else 0
@@ -194,25 +176,11 @@ def test_units_of_time(begin: float, day: float, method: str, backend: str) -> N
     options: dict[str, Any] = {"method": method, "rtol": 1e-8, "atol": 1e-10}
     u0, t = torch.tensor([3.0, 1.0]).double(), torch.tensor([0, 0.5, 2.0]).double()
     powers, rates = PREDATOR
-    slow = power_law(powers, (torch.tensor(rates).double() / day).tolist())
+    slow = law_of(powers, (torch.tensor(rates).double() / day).tolist())
     with torch.no_grad():
-        exact = ode.rollout(power_law(powers, rates), u0, t=t, **options)
+        exact = ode.rollout(law_of(powers, rates), u0, t=t, **options)
         path = ode.rollout(slow, u0, t=begin + day * t, **options)
     torch.testing.assert_close(path, exact, rtol=1e-6, atol=1e-6)
-
-
-def test_times_are_read_off_the_same_steps() -> None:
-    """Times between the ends change nothing else, and lie on one smooth curve."""
-    model, u0, end = PROBLEMS[0]
-    start = torch.tensor(u0).double()
-    few, counts = ode.rollout(model, start, t=[0, end], method="dopri5", return_statistics=True)
-    all_times, counts_of_all = ode.rollout(
-        model, start, t=torch.linspace(0, end, 5001), method="dopri5", return_statistics=True
-    )
-    assert counts == counts_of_all
-    assert torch.equal(few[-1], all_times[-1])
-    bend = all_times.diff(dim=0).diff(dim=0) / (end / 5000) ** 2
-    assert bend.abs().max() < 100
 
 
 # ---- gradients -----------------------------------------------------------------------------------
@@ -231,34 +199,6 @@ def gradients(model: nn.Sequential, u0: Tensor, t: Tensor, **options: Any) -> li
         trajectory.detach(),
         *torch.autograd.grad(trajectory, [start, times, *model.parameters()], upstream),
     ]
-
-
-@pytest.mark.parametrize(
-    ("layer", "method"), [("NPU", "dopri5"), ("NaiveNPU", "tsit5"), ("RealNPU", "kvaerno5")]
-)
-def test_gradcheck(layer: str, method: str) -> None:
-    """The tolerance is so small that steps of other sizes give the same."""
-    torch.manual_seed(4)
-    model = make(layer, h=2, d=2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.5)
-    u0 = torch.tensor([[1.0, -1.5], [2.0, 1.2]], dtype=torch.float64)
-    t = torch.tensor([0.5, 0.6, 0.65, 0.8], dtype=torch.float64)
-    names = [name for name, _ in model.named_parameters()]
-
-    def function(u0: Tensor, t: Tensor, *parameters: Tensor) -> Any:
-        named = dict(zip(names, parameters, strict=True))
-        weights = (
-            named["0.weight_re"],
-            named.get("0.weight_im"),
-            named.get("0.gate"),
-            named["1.weight"],
-        )
-        return ode.integrate(u0, *weights, t=t, method=method, rtol=1e-9, atol=1e-9)
-
-    inputs = [tensor.detach().clone().requires_grad_() for tensor in (u0, t, *model.parameters())]
-    torch.autograd.gradcheck(function, inputs, atol=1e-6, rtol=1e-5)
 
 
 def test_gradients_equal_torchdiffeq() -> None:
@@ -364,7 +304,7 @@ def test_many_steps_for_accuracy_are_not_called_stiff(recwarn: pytest.WarningsRe
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_pole_and_an_overflow(backend: str) -> None:
     """u' = u^2 from 1 has no solution beyond t = 1; u' = 800 u overflows."""
-    square = power_law([[[2.0]], [[0.0]]], [[[1.0]], [[1.0]]])
+    square = law_of([[[2.0]], [[0.0]]], [[[1.0]], [[1.0]]])
     t = torch.tensor([0, 0.5, 0.9, 1.5])
     with use_backend(backend):
         message = r"^rollout: model 0 stops at t = 1\.0\d+: its steps became too small for the time to change, .* pole"

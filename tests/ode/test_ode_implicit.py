@@ -15,7 +15,8 @@ from npu_kernels.ode import _adaptive as adaptive
 from npu_kernels.ode._methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode_accuracy import linear
-from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law, tableau_rows
+from tests.ode.test_ode_adaptive import PREDATOR, gradients, tableau_rows
+from tests.support.time_series import law_of
 
 PAIR = PAIRS["kvaerno5"]
 
@@ -102,7 +103,7 @@ def test_stage_within_a_step() -> None:
 @pytest.mark.parametrize("method", ["tsit5", "dopri5", "kvaerno5"])
 def test_convergence(method: str) -> None:
     """The error estimate has order 5 in a step: ten times the steps for a 100,000th of it."""
-    law, u0 = power_law(*PREDATOR), torch.tensor([3.0, 1.0]).double()
+    law, u0 = law_of(*PREDATOR), torch.tensor([3.0, 1.0]).double()
     options: dict[str, Any] = {"t": [0, 4.0], "method": method, "return_statistics": True}
     statistics: list[Any] = [
         ode.rollout(law, u0, rtol=rtol, atol=rtol, **options)[1] for rtol in (1e-6, 1e-11)
@@ -120,7 +121,7 @@ def test_published_states(name: str, method: str) -> None:
     law, u0, end, expected = STIFF[name]
     small = {"robertson": 1e-8, "oregonator": 1e-6, "van der Pol": 1e-6}[name]
     result, statistics = ode.rollout(
-        power_law(*law),
+        law_of(*law),
         torch.tensor(u0).double(),
         t=[0, end],
         method=method,
@@ -135,44 +136,10 @@ def test_published_states(name: str, method: str) -> None:
 
 @needs_library
 @pytest.mark.parametrize("name", STIFF)
-def test_errors_beside_scipys_radau(name: str) -> None:
-    """Errors are the tolerance's, but for its growth along the trajectory, in fewer steps.
-
-    Radau's estimate is more cautious. A hundredth of its tolerance gives nearly its errors.
-    """
-    integrate = pytest.importorskip("scipy.integrate", reason="scipy is not installed")
-    law, u0, end, expected = STIFF[name]
-    exact, rtol = np.array(expected), 1e-5
-    powers, rates = map(np.array, law)
-
-    def slope(_: float, u: Any) -> Any:
-        return rates @ np.prod(u**powers, 1)
-
-    model = power_law(*law)
-    model[0].eps = 1e-30  # beside states of 1e-13
-
-    def ours(rtol: float) -> tuple[float, int]:
-        start, options = torch.tensor(u0).double(), {"rtol": rtol, "atol": 1e-8 * rtol}
-        path, statistics = ode.rollout(
-            model, start, t=[0, end], method="kvaerno5", return_statistics=True, **options
-        )
-        error = np.abs(path[-1].detach().numpy() / exact - 1).max()
-        return float(error), int(statistics.n_accepted)
-
-    radau = integrate.solve_ivp(slope, (0, end), u0, method="Radau", rtol=rtol, atol=1e-8 * rtol)
-    radau_error = np.abs(radau.y[:, -1] / exact - 1).max()
-    error, steps = ours(rtol)
-    assert error < 10 * rtol
-    assert steps < len(radau.t)
-    assert ours(rtol / 100)[0] < 10 * max(radau_error, 1e-8)
-
-
-@needs_library
-@pytest.mark.parametrize("name", STIFF)
 def test_states_between_the_steps(name: str) -> None:
     """States within steps are as exact as at the ends, also what is bound to others."""
     law, u0, end, _ = STIFF[name]
-    model, start = power_law(*law), torch.tensor(u0).double()
+    model, start = law_of(*law), torch.tensor(u0).double()
     t = np.linspace(0, min(end, 400.0), 30)
     options: dict[str, Any] = {"method": "kvaerno5", "rtol": 1e-7, "atol": 1e-11}
     with torch.no_grad():
@@ -182,51 +149,6 @@ def test_states_between_the_steps(name: str) -> None:
             exact = ode.rollout(model, start, t=[0, time], **{**options, "rtol": 1e-10})[-1]
             error, bound = (state - exact).abs(), (end_state - exact).abs()
             assert (error <= 10 * bound + 1e-6 * exact.abs() + 1e-10).all()
-
-
-@needs_library
-def test_models_of_different_stiffness_and_starts() -> None:
-    """K models of rates .01 to 1e8 and two starts each, in one call: each as it is alone."""
-    rates = [1e-2, 1e2, 1e5, 1e8]
-    powers, law = [[1.0, 0], [0, 1]], [[[-r, r], [0.0, -1]] for r in rates]
-    u0, t = torch.tensor([[1.0, 2.0], [3.0, 0.5]]).double(), [0, 1e-3, 0.5, 2.0]
-    options: dict[str, Any] = {
-        "t": t,
-        "method": "kvaerno5",
-        "rtol": 1e-8,
-        "return_statistics": True,
-    }
-    result, statistics = ode.rollout(power_law([powers] * 4, law), u0[None], **options)
-    for k, rate in enumerate(rates):
-        single, ours = ode.rollout(power_law(powers, law[k]), u0, **options)
-        assert torch.equal(result[k], single)
-        assert all(torch.equal(a[k], b) for a, b in zip(statistics, ours, strict=True))
-        times = torch.tensor(t, dtype=torch.float64)[:, None]
-        y, share = u0[:, None, 1:] * torch.exp(-times), rate / (rate - 1)
-        x = (u0[:, None, :1] - share * u0[:, None, 1:]) * torch.exp(-rate * times) + share * y
-        torch.testing.assert_close(result[k], torch.cat([x, y], -1), rtol=1e-6, atol=1e-7)
-    assert int(statistics.n_accepted.max()) < 300
-    assert len(set(statistics.n_accepted[:, 0].tolist())) == 4
-
-
-@needs_library
-def test_float32() -> None:
-    exact = ode.rollout(
-        power_law(*ROBERTSON),
-        torch.tensor([1.0, 0, 0]).double(),
-        t=[0, 1, 100],
-        method="kvaerno5",
-        rtol=1e-9,
-        atol=1e-13,
-    )
-    model = power_law(*ROBERTSON, torch.float32)
-    model[0].eps = 1e-12
-    result = ode.rollout(
-        model, torch.tensor([1.0, 0, 0]), t=[0, 1, 100], method="kvaerno5", rtol=1e-4, atol=1e-8
-    )
-    assert isinstance(result, Tensor)
-    assert result.dtype == torch.float32
-    torch.testing.assert_close(result.double(), exact, rtol=2e-3, atol=1e-6)
 
 
 def enzyme(rate: float) -> tuple[list[list[float]], list[list[float]]]:
@@ -280,9 +202,7 @@ def test_decayed_states(name: str, method: str) -> None:
     u0, t = torch.tensor(start, dtype=dtype), [0, end / 3, end]
     options: dict[str, Any] = {"t": t, "rtol": rtol, "atol": atol, "return_statistics": True}
     with torch.no_grad():
-        path, statistics = ode.rollout(
-            power_law(law[0], law[1], dtype), u0, method=method, **options
-        )
+        path, statistics = ode.rollout(law_of(*law).to(dtype), u0, method=method, **options)
     assert int(statistics.n_accepted + statistics.n_rejected) <= 2 * len(radau.t)
     exact = torch.from_numpy(radau.y[:, -1]).to(dtype)
     eps = torch.finfo(dtype).eps
@@ -293,7 +213,7 @@ def test_decayed_states(name: str, method: str) -> None:
 def test_decayed_states_of_some_of_many_models() -> None:
     """Models that have decayed and others in one call are as in calls of their own."""
     rates = [0.5, 1e3, 1e6, 1e9]
-    models = power_law([[[1.0]]] * 4, [[[-rate]] for rate in rates])
+    models = law_of([[[1.0]]] * 4, [[[-rate]] for rate in rates])
     options: dict[str, Any] = {"t": [0, 0.5, 1.0], "method": "kvaerno5", "rtol": 1e-8}
     path = ode.rollout(models, torch.ones(1).double(), atol=1e-15, **options)
     exact = torch.exp(-torch.tensor(rates).double()[:, None] * torch.tensor([0, 0.5, 1]))
@@ -302,7 +222,7 @@ def test_decayed_states_of_some_of_many_models() -> None:
     first = torch.tensor([np.exp(-0.5), 0, 0, 0], dtype=torch.float64)
     torch.testing.assert_close(gradient.flatten(), first, rtol=1e-6, atol=1e-9)
     for k, rate in enumerate(rates):
-        single = ode.rollout(power_law(*decay(rate)), torch.ones(1).double(), atol=1e-15, **options)
+        single = ode.rollout(law_of(*decay(rate)), torch.ones(1).double(), atol=1e-15, **options)
         assert torch.equal(path[k], single)
 
 
@@ -319,7 +239,7 @@ def test_decayed_states_in_eager_torch() -> None:
     for backend in ("cpu", "reference"):
         with use_backend(backend), torch.no_grad():
             path, statistics = ode.rollout(
-                power_law(*decay(1e6)), torch.ones(1).double(), method="kvaerno5", **options
+                law_of(*decay(1e6)), torch.ones(1).double(), method="kvaerno5", **options
             )
         assert abs(float(path[-1])) < 1e-15
         counts.append(int(statistics.n_accepted))
@@ -336,7 +256,7 @@ def test_many_states_and_pivots(d: int) -> None:
     matrix[0, 0], matrix[0, d - 1], matrix[d - 1, 0] = 0, 400, -400
     u0, t = torch.rand(3, d).double() + 1, torch.tensor([0, 0.01, 0.03]).double()
     result = ode.rollout(
-        power_law(powers, matrix.tolist()), u0, t=t, method="kvaerno5", rtol=1e-9, atol=1e-11
+        law_of(powers, matrix.tolist()), u0, t=t, method="kvaerno5", rtol=1e-9, atol=1e-11
     )
     exact = torch.stack([u0 @ torch.matrix_exp(matrix.double() * float(s)).mT for s in t], 1)
     torch.testing.assert_close(result, exact, rtol=1e-6, atol=1e-7)
@@ -349,7 +269,7 @@ def robertson_gradients(**options: Any) -> list[Tensor]:
     t = torch.tensor([0, 1e-3, 0.3, 4.0, 40.0], dtype=torch.float64)
     start = torch.tensor([[1.0, 1e-6, 1e-3], [0.5, 1e-5, 0.4]]).double()
     options = {"method": "kvaerno5", "rtol": 1e-8, "atol": 1e-12, **options}
-    return gradients(power_law(*ROBERTSON), start, t, **options)
+    return gradients(law_of(*ROBERTSON), start, t, **options)
 
 
 @needs_library
@@ -368,7 +288,7 @@ def test_gradients_are_those_of_the_formulas() -> None:
 @needs_library
 def test_gradients_are_differences_of_the_same_steps() -> None:
     """Gradients of the discrete path: its steps, weights and start moved by a little."""
-    model, t = power_law(*ROBERTSON), torch.tensor([0, 1e-3, 5e-3]).double()
+    model, t = law_of(*ROBERTSON), torch.tensor([0, 1e-3, 5e-3]).double()
     u0 = torch.tensor([[1.0, 1e-3, 1e-2]]).double().requires_grad_()
     path = ode.rollout(model, u0, t=t, method="kvaerno5", rtol=1e-6, atol=1e-10)
     assert isinstance(path, Tensor)
@@ -402,7 +322,7 @@ def test_a_matrix_without_an_inverse_is_a_rejected_step(backend: str) -> None:
     # The first step is .26, a hundred times Hairer's first guess; the second one takes the rest.
     with use_backend(backend):
         result, statistics = ode.rollout(
-            power_law([[1.0]], [[rate]]), torch.ones(1).double(), t=[0, 1.26], return_statistics=True,
+            law_of([[1.0]], [[rate]]), torch.ones(1).double(), t=[0, 1.26], return_statistics=True,
             method="kvaerno5", rtol=1e-6, atol=1e3,
         )  # fmt: skip
     assert int(statistics.n_rejected) > 0
@@ -418,7 +338,7 @@ def test_ends_before_the_end(backend: str) -> None:
         )
         with pytest.raises(ode.StepSizeError, match=message):
             ode.rollout(
-                power_law([[2.0]], [[1.0]]),
+                law_of([[2.0]], [[1.0]]),
                 torch.ones(1).double(),
                 t=[0, 1.5],
                 method="kvaerno5",
@@ -429,7 +349,7 @@ def test_ends_before_the_end(backend: str) -> None:
         with pytest.raises(ode.NonFiniteError, match=message):
             ode.rollout(linear(1.0), start, t=[0, 0.1], method="kvaerno5")
         few: dict[str, Any] = {"t": [0, 40.0], "method": "kvaerno5", "max_steps": 9}
-        robertson, u0 = power_law(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
+        robertson, u0 = law_of(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
         message = r"^rollout: the trajectory needs more than max_steps=9 steps: it has reached t = "
         with pytest.raises(ode.StepSizeError, match=message) as caught:
             ode.rollout(robertson, u0, **few)
@@ -465,9 +385,9 @@ def test_auto_takes_the_right_method_for_each_trajectory(
 ) -> None:
     """x' = -r y x with y' = 0: the start decides how stiff it is, and the model's r."""
     law = (
-        power_law([[[1.0, 1.0]]] * 3, [[[-rate], [0.0]] for rate in (1.0, 1e4, 0.5)])
+        law_of([[[1.0, 1.0]]] * 3, [[[-rate], [0.0]] for rate in (1.0, 1e4, 0.5)])
         if has_models
-        else power_law([[1.0, 1.0]], [[-1.0], [0.0]])
+        else law_of([[1.0, 1.0]], [[-1.0], [0.0]])
     )
     u0 = torch.tensor([[1.0, 3.0], [60.0, 2e4], [0.5, 4.0], [2.0, 1.0]]).double()
     size = [1.0, 1e4, 0.5] if has_models else 1.0
@@ -495,7 +415,7 @@ def test_auto_takes_the_right_method_for_each_trajectory(
 
 @needs_library
 def test_auto_stops_the_explicit_method_early() -> None:
-    model, u0 = power_law(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
+    model, u0 = law_of(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
     options: dict[str, Any] = {"t": [0, 1e5], "atol": 1e-10, "return_statistics": True}
     result, statistics = ode.rollout(model, u0, method="auto", **options)
     single, ours = ode.rollout(model, u0, method="kvaerno5", **options)
@@ -504,7 +424,7 @@ def test_auto_stops_the_explicit_method_early() -> None:
 
 
 def test_auto_in_eager_torch() -> None:
-    model = power_law([[[1.0]]] * 2, [[[-1.0]], [[-3000.0]]])
+    model = law_of([[[1.0]]] * 2, [[[-1.0]], [[-3000.0]]])
     u0, t = torch.tensor([[1.0], [2.0]]).double(), torch.tensor([0, 0.1, 0.4]).double()
     with use_backend("reference"):
         result, _ = of("auto", model, u0, t)
@@ -515,4 +435,4 @@ def test_auto_in_eager_torch() -> None:
 def test_auto_reports_what_the_implicit_method_could_not() -> None:
     message = r"^rollout: the trajectory stops at t = (0\.99|1\.0)\d*: its steps became too small"
     with pytest.raises(ode.StepSizeError, match=message):
-        ode.rollout(power_law([[2.0]], [[1.0]]), torch.ones(1).double(), t=[0, 1.5], method="auto")
+        ode.rollout(law_of([[2.0]], [[1.0]]), torch.ones(1).double(), t=[0, 1.5], method="auto")

@@ -26,26 +26,26 @@ def forced() -> nn.Sequential:
 
 
 def linear_response(u0: Tensor, t: Tensor, values: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the exact x of ``x' = -a x + b v``, ``x(t[0]) = u0``, at times t ``[M]``."""
+    """Return the exact x of ``x' = -a x + b v``, ``x(t[0]) = u0``, moment times t ``[M]``."""
 
-    def integral(begin: Tensor, end: Tensor, at: Tensor, k: int) -> Tensor:
-        """Integrate exp(-a (at - s)) v(s) over a part of the piece k."""
+    def integral(begin: Tensor, end: Tensor, moment: Tensor, k: int) -> Tensor:
+        """Integrate exp(-a (moment - s)) v(s) over a part of the piece k."""
         slope = (values[k + 1] - values[k]) / (KNOTS[k + 1] - KNOTS[k])
 
         def primitive(s: Tensor) -> Tensor:
             v = values[k] + slope * (s - KNOTS[k])
-            return (-a * (at - s)).exp() * (v / a - slope / a**2)
+            return (-a * (moment - s)).exp() * (v / a - slope / a**2)
 
         return primitive(end) - primitive(begin)
 
     states = []
-    for at in t:
-        total = u0 * (-a * (at - t[0])).exp()
+    for moment in t:
+        total = u0 * (-a * (moment - t[0])).exp()
         for k in range(len(KNOTS) - 1):
             begin = t[0] if t[0] >= KNOTS[k] else KNOTS[k]
-            end = at if at <= KNOTS[k + 1] else KNOTS[k + 1]
+            end = moment if moment <= KNOTS[k + 1] else KNOTS[k + 1]
             if begin < end:
-                total = total + b * integral(begin, end, at, k)
+                total = total + b * integral(begin, end, moment, k)
         states.append(total)
     return torch.stack(states, -1).unsqueeze(-1)
 

@@ -242,17 +242,6 @@ def test_every_output_is_written() -> None:
         assert_equal(actuals, expected)
 
 
-@needs_library
-def test_no_starts_at_all() -> None:
-    model = make("NPU", 2)
-    out, _, grad_u0, *grads = outputs_and_gradients(
-        model, torch.empty(2, 0, D, dtype=torch.float64), steps=3, dt=0.1
-    )
-    assert out.shape == (2, 0, 4, D)
-    assert grad_u0.shape == (2, 0, D)
-    assert all(grad.count_nonzero() == 0 for grad in grads)
-
-
 def test_some_gradients_alone(backend: str) -> None:
     """A tensor that requires a gradient gets the same one alone."""
     model, u0 = make("NPU", 2), away_from_zero(2, D)
