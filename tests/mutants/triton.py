@@ -7,7 +7,7 @@ from tests.mutants.mutant import mutants
 TRITON_FOLDER = "npu_kernels/_triton/"
 KERNELS = "tests/triton/test_kernels.py -k "
 SPECIAL = "tests/triton/test_special_values.py -k "
-TILES = (KERNELS + "'on_tiles or straight'", KERNELS + "'float64_parity and npu'")
+TILES = (KERNELS + "'straight'", KERNELS + "'float64_parity and npu'")
 SMALL = (
     KERNELS + "'float64_parity and npu and not tiles'",
     KERNELS + "'straight or needs and npu'",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tools.aot import cases, loops
+from tools.aot import cases
 from tools.aot import compiling as aot
 
 pytest.importorskip("triton")
@@ -107,62 +107,3 @@ def test_an_interpreting_process_is_refused() -> None:
     run = _run("--target", "sm_90", "--quick", TRITON_INTERPRET="1")
     assert run.returncode != 0
     assert "kernels cannot be compiled in a process with TRITON_INTERPRET=1" in run.stderr
-
-
-DISASSEMBLY = """
-        /*0000*/                   HGMMA.64x64x16.F32 R24, gdesc[UR24], RZ, !UPT ;
-.L_x_1:
-        /*0010*/                   FADD R1, R1, R2 ;
-.L_x_2:
-        /*0020*/                   HGMMA.64x128x16.F32 R24, gdesc[UR24], RZ, !UPT ;
-        /*0030*/              @!P0 HGMMA.64x128x16.F32 R24, gdesc[UR28], R24, gsb0 ;
-        /*0040*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
-        /*0050*/               @P1 BRA `(.L_x_2) ;
-        /*0060*/                   HGMMA.64x128x16.F32 R24, gdesc[UR24], RZ, !UPT ;
-        /*0070*/               @P0 BRA `(.L_x_1) ;
-        /*0080*/                   BRA `(.L_x_3) ;
-.L_x_3:
-        /*0090*/                   EXIT ;
-"""
-
-
-def test_loops_are_found() -> None:
-    assert loops.loops(DISASSEMBLY) == [
-        {"instructions": 7, "matrix": 3, "waits": 1},
-        {"instructions": 4, "matrix": 2, "waits": 1},
-    ]
-
-
-@pytest.mark.parametrize(("change", "fault"), [
-    ({}, None),
-    ({"loops": [{"instructions": 240, "matrix": 12, "waits": 4}]}, "4 waits for 3 products"),
-    ({"loops": [{"instructions": 300, "matrix": 12, "waits": 3}]},
-     "4.8 times the one-pass kernel's"),
-    ({"loops": []}, "loops not understood"),
-    ({"shared_bytes": 131071}, "131071 bytes of shared memory, two stages take 131072"),
-])  # fmt: skip
-def test_faults_of_large_kernels_are_found(change: dict[str, Any], fault: str | None) -> None:
-    one_pass = ROW | {
-        "kernel": "npu_backward_x",
-        "case": "large",
-        "warps": 8,
-        "options": {"BLOCK_B": 128, "BLOCK_O": 32, "BLOCK_I": 64, "PASSES": 6},
-        "loops": [
-            {"instructions": 715, "matrix": 24, "waits": 12},
-            {"instructions": 9, "matrix": 2, "waits": 1},
-        ],
-    }
-    large = ROW | {
-        "kernel": "npu_large_backward_x",
-        "case": "planes",
-        "warps": 8,
-        "passes": 3,
-        "options": {"ROWS": 128, "PRODUCTS": 3, "DEPTH": 64},
-        "shared_bytes": 131072,
-        "loops": [{"instructions": 240, "matrix": 12, "waits": 3}],
-        "faults": [],
-    }
-    large |= change
-    loops.large_faults([one_pass, large])
-    assert len(large["faults"]) == (0 if fault is None else 1)
-    assert fault is None or large["faults"][0].startswith(fault)

@@ -125,24 +125,6 @@ def test_second_derivatives_are_computed_in_float32(name: str, device: str) -> N
         assert normwise_error(actual, want) < 8 * torch.finfo(torch.bfloat16).eps
 
 
-def test_wrong_dtypes_beside_one_another(device: str) -> None:
-    sample = RECORDS["npu"].sample(5, 3, 2, dtype=torch.bfloat16, device=device)
-    wrong = Sample(sample.name, sample.x.float(), sample.tensors, {})
-    with (
-        use_backend("triton"),
-        pytest.raises(TypeError, match=r"^npu: all tensors must have one dtype, got x torch.f"),
-    ):
-        wrong.call(RECORDS["npu"].function)
-    double = Sample(sample.name, sample.x.double(), sample.tensors, {})
-    message = r"^npu: all tensors must have one dtype, got x torch.float64, weight_re torch.float32"
-    with (
-        use_backend("triton"),
-        torch.autocast(device, torch.bfloat16),
-        pytest.raises(TypeError, match=message),
-    ):
-        double.call(RECORDS["npu"].function)
-
-
 def test_eager_layers_still_compute_in_float32(device: str) -> None:
     layer = reference_layers.NPU(3, 2, dtype=torch.bfloat16, device=device)
     x = torch.rand(5, 3, device=device).sub(0.5).bfloat16()

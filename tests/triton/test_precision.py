@@ -218,27 +218,6 @@ def test_launches_obey_settings_of_devices(
     assert launch() == {"highest"}
 
 
-def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: Any) -> None:
-    """The shipped configuration at `highest` with few rows: long sums, several tiles."""
-    x = torch.rand(1, device=device)
-    configs = {name: tuning.lookup(name, x, 256, 256, 1) for name in tuning.PRODUCTS}
-    entries = {
-        name: config.options | {"programs": config.programs} for name, config in configs.items()
-    }
-    for entry in entries.values():
-        entry.pop("enable_fp_fusion")
-    for name in ("npu_forward", "npu_backward_x"):
-        entries[name].pop("programs")
-    sample = RECORDS["npu"].sample(65, 130, 68, dtype=torch.float32, device=device)
-    with (
-        tuning.use_config("npu_forward", entries["npu_forward"]),
-        tuning.use_config("npu_backward_x", entries["npu_backward_x"]),
-        tuning.use_config("npu_backward_w", entries["npu_backward_w"]),
-    ):
-        for error, eager in errors(sample, kernels):
-            assert error <= error_bound(eager, torch.float32, 1.0)
-
-
 def test_float64_constants(device: str, kernels: Any) -> None:
     """pi and eps - 1 enter float64 arithmetic as float64: a float32 constant would show."""
     x = torch.full((1, 1), -1.0, dtype=torch.float64, device=device)

@@ -15,7 +15,7 @@ from benchmarks.throughput import orders, tune
 from benchmarks.throughput.cases import Size
 from tests.support.kernels import ALL, backward, forward
 from tests.support.samples import RECORDS
-from tests.triton.conftest import Launch, Launches
+from tests.triton.conftest import Launches
 
 pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
@@ -221,44 +221,6 @@ def test_tuning_keeps_the_bound_on_registers(device: str) -> None:
     assert tuned["config"]["BLOCK_B"] < shipped["BLOCK_B"]
     assert tuned["config"].keys() == shipped.keys()
     assert tuned["us"] < tuned["shipped_us"]
-
-
-def _compiled_for(launch: Launch) -> tuple[Any, ...]:
-    """What a launch is compiled for: other values of these are another kernel."""
-    function, arguments, options = launch
-    free = function.kwargs.get("do_not_specialize", ())
-    parts: list[Any] = [function.__name__, *sorted(options.items())]
-    for name, value in zip(function.arg_names, arguments, strict=False):
-        if isinstance(value, torch.Tensor):
-            parts.append((name, value.dtype))
-        elif hasattr(value, "block_shape"):  # a descriptor
-            parts.append((name, value.base.dtype, tuple(value.block_shape)))
-        elif type(value) is int and function.fn.__annotations__.get(name) is None:
-            parts.append(name if name in free else (name, value % 16 == 0, value == 1))
-        else:
-            parts.append((name, value))
-    return tuple(parts)
-
-
-@pytest.mark.parametrize("precision", ["highest", "high"])
-@pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
-def test_a_ragged_last_batch_launches_the_same_kernels(
-    name: str, precision: str, device: str, kernels: Any, launched: Launches
-) -> None:
-    """Nothing is compiled anew for fewer rows of a 256 x 256 layer, and splits stay."""
-    torch.set_float32_matmul_precision(precision)
-    launched.runs = False
-
-    def launches(rows: int) -> list[Any]:
-        sample = RECORDS[name].sample(rows, 256, 256, dtype=torch.float32, device=device)
-        launched.clear()
-        backward(sample, kernels, torch.empty(rows, 256, device=device), ALL)
-        return list(map(_compiled_for, launched))
-
-    full = launches(1024)
-    assert len(full) > 1
-    for rows in (1023, 600, 100):
-        assert launches(rows) == full
 
 
 KEY_OF_NMU = "nmu_forward float32 any large"
