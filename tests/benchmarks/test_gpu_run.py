@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -98,66 +97,6 @@ def test_rows_of_another_device_do_not_count(team: Any, tmp_path: Path) -> None:
     assert run.rows() == []
 
 
-def test_a_part_ends_with_its_time(team: Any) -> None:
-    begin = time.monotonic()
-    done, failed, waiting = team("hangs", "one", "two", seconds=2.0, item_seconds=60.0)
-    assert time.monotonic() - begin < 8
-    assert (done, failed, waiting) == (0, 0, 3)  # the part's end has cut the first off
-
-
-def test_an_item_that_fails_twice_costs_no_more_time(team: Any, tmp_path: Path) -> None:
-    """The part's end is no failure of the item that it cuts off."""
-    assert team("fails", "one") == (1, 1, 0)
-    assert team("fails", "one") == (0, 1, 0)
-    assert team("fails", "one") == (0, 1, 0)
-    assert ends(tmp_path) == {"fails": ["ValueError: no"] * 2, "one": [""]}
-    for _ in range(3):
-        assert team("hangs", seconds=1.0, item_seconds=60.0) == (0, 0, 1)
-    assert ends(tmp_path)["hangs"] == ["cut off by the part's end"] * 3
-
-
-def test_a_process_that_does_not_start_is_told(
-    team: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "worker.py").write_text("raise ImportError('no torch here')")
-    assert team("one") == (0, 0, 1)
-    assert "no torch here" in (tmp_path / "out" / "log.txt").read_text()
-    assert "bench: no process starts, see log.txt" in capfd.readouterr().out
-    assert gpu.main(["--out", str(tmp_path / "out")]) == 1
-    assert "the device cannot be used" in capfd.readouterr().out
-
-
-# Items that set the precision, say which there is, and have a bad row before a good one.
-ITEMS = """
-import sys, torch
-from benchmarks.gpu import loops, work
-def sets(stage, item, emit): torch.set_float32_matmul_precision("high")
-def says(stage, item, emit): emit({"precision": torch.get_float32_matmul_precision()})
-def measured(size, stage): yield from ({"rival": "a", "bad": "slow"}, {"rival": "b", "bad": ""})
-def bad(stage, item, emit): work.loop(measured, stage, item, emit)
-work.DO.update(sets=sets, says=says, bad=bad)
-words = ["--out", sys.argv[1], "--part", "p", "--seconds", "60", "--rehearse"]
-work.main(["sets", "says", "bad 3x2x2", *words])
-"""
-
-
-def test_an_item_changes_nothing_for_the_next(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ITEMS, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    facts = {"precision", "rival", "bad", "end", "item"}
-    written = [
-        {k: v for k, v in row.items() if k in facts} for row in rows(tmp_path / "rows.jsonl")
-    ]
-    said = [row for row in written if row.keys() != {"item"}]
-    assert said == [
-        {"item": "sets", "end": ""},
-        {"item": "says", "precision": "highest"}, {"item": "says", "end": ""},
-        {"item": "bad 3x2x2", "rival": "a", "bad": "slow"},
-        {"item": "bad 3x2x2", "rival": "b", "bad": ""},
-        {"item": "bad 3x2x2", "end": "AssertionError: a: slow"},
-    ], run.stderr  # fmt: skip
-
-
 # ---- the plan ------------------------------------------------------------------------------------
 
 
@@ -175,7 +114,7 @@ def test_everything_of_the_plan_can_be_read() -> None:
     for part in gpu.PARTS.values():
         assert len(set(part.items)) == len(part.items)
         assert part.item_seconds <= part.seconds
-    known = {
+    options = {
         "smoke": {"dtype", "precision", "shared", "without", "graph"},
         "bench": {"rivals", "precision"}, "compare": {"of", "precision"},
         "warm": {"rivals", "precision"}, "tests": {"only", "without"},
@@ -185,7 +124,7 @@ def test_everything_of_the_plan_can_be_read() -> None:
         kind, _, rest = item.partition(" ")
         assert kind in work.DO
         words = work.Words(rest)
-        assert words.named.keys() <= known[kind], item
+        assert words.named.keys() <= options[kind], item
         if kind in ("smoke", "bench", "warm", "compare", "tiles"):
             *_, layer, size = words.first
             Size.parse(size)
@@ -242,8 +181,8 @@ def test_rows_belong_to_the_code_that_made_them(
     for file in (*files, "benchmarks/throughput/environment.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
-    here = tmp_path / "benchmarks" / "throughput" / "environment.py"
-    monkeypatch.setattr(environment, "__file__", str(here))
+    copied = tmp_path / "benchmarks" / "throughput" / "environment.py"
+    monkeypatch.setattr(environment, "__file__", str(copied))
     before = environment.sources()
     (tmp_path / "benchmarks" / "notes.txt").write_text("no code")
     assert environment.sources() == before

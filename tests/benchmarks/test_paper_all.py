@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.paper import gradient_surface, runner, session, tables
+from benchmarks.paper import gradient_surface, session, tables
 from benchmarks.paper.__main__ import ALL, arguments, main, parts
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.large import task as large
 from benchmarks.paper.registry import EXPERIMENTS
-from benchmarks.paper.runner import Folder
 from benchmarks.paper.simple import task as simple
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,22 +119,3 @@ def test_all_runs_every_value_of_an_option_that_is_not_given(tmp_path: Path) -> 
     assert [
         options.integrator for _, options in parts(arguments(["fsir", "--out", str(tmp_path)]))
     ] == ["euler"]
-
-
-def test_time_left_is_that_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the first experiment works, the progress is a share of all experiments' work."""
-    folder = Folder(tmp_path)
-    folder.create()
-    first, second = (simple.batches(["NPU"], seeds, 10, "code", "cpu") for seeds in (1, 2))
-    shown: list[tuple[float, str, float]] = []
-    total = runner.Total("all", [*first, *second], folder)
-    monkeypatch.setattr(total.progress, "update", lambda *values: shown.append(values))
-    for name, batches in (("one", first), ("two", second)):
-        assert runner.run(name, batches, folder, 1, lambda batch, result: None, total)
-    cost = first[0].cost + second[0].cost
-    assert shown == [
-        (first[0].cost, "one: 1 of 1 batches", 0),
-        (cost, "two: 1 of 1 batches", 0),
-    ]
-    later = runner.Total("all", [*first, *second], folder)
-    assert later.done == later.before == cost

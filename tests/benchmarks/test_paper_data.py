@@ -1,7 +1,4 @@
-"""The paper's experiments: exact checks, streams, test sets, optimisers, published numbers."""
-
-import math
-import statistics
+"""The paper's experiments: exact checks, streams, test sets, optimisers."""
 
 import pytest
 import torch
@@ -9,12 +6,7 @@ import torch
 import npu_kernels
 from benchmarks.paper import tables
 from benchmarks.paper.large import task as large
-from benchmarks.paper.streams import Sobol, stream
-from benchmarks.paper.summary import (
-    mean,
-    probability,
-    same_share,
-)
+from benchmarks.paper.streams import Sobol
 from benchmarks.paper.training import Adam, Buffer, RMSProp, frobenius, l1
 from npu_kernels import training
 
@@ -52,18 +44,6 @@ def test_sobol_from_any_point_on() -> None:
     assert torch.equal(together[1:9], parts.points(1, 8))
 
 
-# ---- streams and test sets -----------------------------------------------------------------------
-
-
-def test_streams_differ_by_purpose_seed_and_block() -> None:
-    def first(*name: object) -> float:
-        return float(torch.rand((), generator=stream(*name)))  # type: ignore[arg-type]
-
-    names = [("a", 0, 0), ("a", 0, 1), ("a", 1, 0), ("b", 0, 0)]
-    assert len({first(*name) for name in names}) == len(names)
-    assert first("a", 0) == first("a", 0, 0)
-
-
 # ---- one step ------------------------------------------------------------------------------------
 
 
@@ -95,29 +75,3 @@ def test_penalties_have_the_packages_gradient(norm: str) -> None:
     (frobenius if norm == "frobenius" else l1)(buffer, zeros, beta)
     for grad, reference in zip(buffer.grads, expected, strict=True):
         torch.testing.assert_close(grad, reference)
-
-
-# ---- the paper's numbers -------------------------------------------------------------------------
-
-
-def test_probability_of_a_published_mean() -> None:
-    runs = torch.randn(
-        400, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    ).tolist()
-    error = 0.3  # of a mean of few runs, beside which ours has next to none
-    for far, chance in ((0.0, 1.0), (0.6745, 0.5), (1.96, 0.05), (-1.96, 0.05)):
-        assert probability(runs, mean(runs) + far * error, error) == pytest.approx(chance, abs=0.03)
-    assert probability(runs, mean(runs) + 9 * error, error) == 0
-    spread = statistics.stdev(runs) / math.sqrt(len(runs))
-    # both count
-    assert probability(runs, mean(runs) + 1.96 * 2**0.5 * spread, spread) == pytest.approx(
-        0.05, abs=0.02
-    )
-    assert math.isnan(probability([], 1.0, 0.1))
-
-
-def test_shares_differ_by_fishers_test() -> None:
-    assert same_share(8, 10, 1, 6) == pytest.approx(280 / 8008)  # 280 of comb(16, 9) tables: 3.5 %
-    assert same_share(3, 25, 12, 25) == same_share(12, 25, 3, 25) == pytest.approx(0.0122, abs=1e-4)
-    assert same_share(5, 25, 5, 25) == pytest.approx(1)
-    assert same_share(0, 25, 25, 25) < 1e-12

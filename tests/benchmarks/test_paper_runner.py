@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,6 @@ import torch
 from benchmarks.paper import runner
 from benchmarks.paper.runner import Batch, Folder, complete
 
-ROOT = Path(__file__).resolve().parents[2]
 TRACE_STEPS = 40
 
 
@@ -155,56 +152,3 @@ def test_dead_worker_is_named_and_the_rest_is_kept(folder: Folder, tmp_path: Pat
     with pytest.raises(RuntimeError, match=r"a process died; .* the same command continues"):
         run([first, replace(second, make=die)], folder, 2, Announced())
     assert run([first, second], folder, 1, Announced())
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from benchmarks.paper import runner
-from npu_kernels._jobs import checkpoint, driver
-from tests.benchmarks import test_paper_runner as t
-
-checkpoint.CHECKPOINT_SECONDS = driver.SLICE_SECONDS = 0.05  # in worker processes too
-if __name__ == "__main__":
-    folder = runner.Folder(Path(sys.argv[1]) / "work")
-    folder.create()
-    batches = t.plan(Path(sys.argv[1]) / "trace", int(sys.argv[2]), float(sys.argv[3]))
-    announce, jobs = t.Announced(), int(sys.argv[4])
-    sys.exit(0 if t.run(batches, folder, jobs, announce) else 130)
-"""
-
-
-def start(tmp_path: Path, *arguments: object) -> subprocess.Popen[str]:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(tmp_path), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
-
-
-def wait_for_steps(trace: Path, count: int) -> None:
-    limit = time.monotonic() + 60
-    while not trace.exists() or len(trace.read_text().split()) < count:
-        assert time.monotonic() < limit, "nothing was done in a minute"
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize(("name", "jobs"), [("KILL", 2), ("INT", 2), ("TERM", 1), ("TERM", 2)])
-def test_a_signal_loses_nothing(tmp_path: Path, folder: Folder, name: str, jobs: int) -> None:
-    trace, number = tmp_path / "trace", signal.Signals["SIG" + name]
-    process = start(tmp_path, 2, 0.05, jobs)
-    wait_for_steps(trace, 12)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
-    is_interrupted = name == "INT" or (name, jobs) == ("TERM", 2)
-    assert process.returncode == (130 if is_interrupted else -number), output
-    assert "Traceback" not in output
-    batches = plan(trace, 2, 0.05)
-    assert not all(map(folder.is_done, batches))
-    assert any(folder.checkpoint_path(batch).exists() for batch in batches)
-    announced = Announced()
-    before = len(trace.read_text().split())
-    assert run(batches, folder, 1, announced)
-    assert announced.values == {s: expected(TRACE_STEPS, s) for s in (0, 1, 10, 11)}
-    assert len(trace.read_text().split()) > before

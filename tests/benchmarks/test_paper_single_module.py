@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.paper import tables
 from benchmarks.paper.runner import Batch
@@ -123,34 +122,3 @@ def test_a_run_depends_on_its_seed_alone(unit: str) -> None:
     assert torch.equal(several.buffer.per_model()[: len(RANGES)], single.buffer.per_model())
     looks = zip(several.snapshots, single.snapshots, strict=True)
     assert all(torch.equal(look[:, : len(RANGES)], other) for look, other in looks)
-
-
-def exact(op: str) -> nn.Module:
-    layer = RECIPES["plain"]["RealNPU"].make(len(RANGES))
-    with torch.no_grad():
-        layer.weight_re.copy_(torch.tensor([[1.0, 1.0 if op == "mul" else -1.0]]))
-        layer.gate.fill_(1)
-    return layer
-
-
-@pytest.mark.parametrize("op", ["mul", "div"])
-def test_the_solution_meets_every_threshold(op: str) -> None:
-    x = single_module.points("test", CPU)
-    a, b = x.double().unbind(-1)
-    layer = exact(op)
-    errors = single_module.mean_square_error(layer, x, OPERATIONS[op](a, b))  # type: ignore[arg-type]
-    for name in single_module.THRESHOLDS:
-        limit = single_module.thresholds(name)
-        assert all(
-            error < limit[op, range_name] for error, range_name in zip(errors, RANGES, strict=True)
-        )
-    assert torch.equal(single_module.sparsity_error(layer), torch.zeros(len(RANGES)))
-
-
-# ---- recipe best ---------------------------------------------------------------------------------
-
-
-# ---- report --------------------------------------------------------------------------------------
-
-
-# ---- command line --------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import extrapolation
-from benchmarks.drawing import LETTERS, figure, headline, legend
 from benchmarks.paper import fsir, large, report, single_module
 from benchmarks.paper.__main__ import main
 from benchmarks.paper.registry import TABLES
@@ -57,15 +56,3 @@ def test_extrapolation(tmp_path, monkeypatch):
     assert extrapolation.main(["--out", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert titles[:2] == ["dense network", "RealNPU, then NAU"]
-
-
-def test_letters_have_nine_points_at_the_width_of_a_page():
-    from matplotlib.text import Text
-
-    drawing, axes = figure(1, 1, 3)
-    axes[0][0].set(title="a", xlabel="b", ylabel="c")
-    axes[0][0].plot([0, 1], label="d")
-    legend(axes[0][0], 1)
-    headline(drawing, "e", "f")
-    assert drawing.get_figwidth() < 5.5
-    assert {text.get_fontsize() for text in drawing.findobj(Text)} <= {LETTERS, LETTERS + 1}

@@ -48,18 +48,6 @@ def test_a_run_adds_what_the_file_lacks(small, tmp_path, monkeypatch):
     assert (tmp_path / "setting-rate.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_network_keeps_the_step_with_the_least_error(small):
-    X, y = regression.tables()[LINE]
-    predict = regression.METHODS["MLP"](X, y)
-    assert 1 - ((predict(X) - y) ** 2).mean() / y.var() > 0.9
-
-
-def test_a_setting_that_cannot_learn_is_seen():
-    shares = [regression.vary("rate", rate)["share"] for rate in (1e-4, 0.1)]
-    assert shares[0] < 0.1
-    assert shares[1] > 0.8
-
-
 def test_the_tables_of_the_page_are_those_of_the_rows():
     rows, page = regression.read(regression.OUT), (ROOT / "docs" / "when-not-to-use.md").read_text()
     for mark, kind in regression.MARKS.items():

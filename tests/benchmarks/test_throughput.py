@@ -2,14 +2,12 @@
 
 import functools
 import json
-import os
-import sys
 import time
 
 import pytest
 import torch
 
-from benchmarks.throughput import adaptives, environment, memory, rivals, runs, suite, timing
+from benchmarks.throughput import adaptives, environment, rivals, runs, suite, timing
 from benchmarks.throughput.cases import (
     ADAPTIVE,
     DERIVATIVES,
@@ -22,63 +20,12 @@ from benchmarks.throughput.cases import (
     training_cases,
 )
 from tests.conftest import needs_library
-from tests.support.building import run_forked
 from tests.support.throughput import MODELS, TINY
 
 WITHOUT_TOOLS = [name for name in rivals.RIVALS if name not in (*rivals.COMPILED, rivals.JAX)]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
-
-
-# ---- timing --------------------------------------------------------------------------------------
-
-
-def test_ratios_are_formed_within_a_repetition():
-    # The machine was ten times slower in the second repetition: the ratio does not see it.
-    assert timing.ratios([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]) == timing.Spread(2, 2, 2)
-    with pytest.raises(ValueError, match="shorter"):
-        timing.ratios([1.0, 2.0], [1.0])
-
-
-def test_a_call_that_fails_later_is_named():
-    """The name of the call is told: a device only starts it, and what waits for it raises."""
-    last = ""
-
-    def start(name: str) -> None:
-        nonlocal last
-        last = name
-
-    def finish() -> None:
-        if last == "b":
-            raise RuntimeError("an illegal memory access")
-
-    runs = {name: functools.partial(start, name) for name in "ab"}
-    with pytest.raises(RuntimeError, match=r"^b: an illegal memory access"):
-        timing.interleaved(runs, 0.01, finish=finish)
-
-
-def test_processor_time_leaves_out_what_others_take():
-    def busy() -> None:
-        end = time.process_time() + 0.002
-        while time.process_time() < end:
-            pass
-
-    runs = {"busy": busy, "waiting": lambda: time.sleep(0.01)}
-    times = timing.interleaved(runs, 0.1, clock=time.process_time)
-    assert timing.ratios(times["busy"], times["waiting"]).median > 2
-
-
-# ---- cases ---------------------------------------------------------------------------------------
-
-
-def test_sizes_are_parsed():
-    assert Size.parse("100x6x2") == Size(100, 6, 2)
-    assert Size.parse("100x6x2x20") == Size(100, 6, 2, 20)
-    assert str(Size.parse("100x6x2x20")) == "100x6x2x20"
-    for text in ("", "100", "3x2", "0x1x1", "1x2x3x4x5", "ax2x3", "-1x2x3"):
-        with pytest.raises(ValueError, match="BxIxO"):
-            Size.parse(text)
 
 
 # ---- rivals --------------------------------------------------------------------------------------
@@ -145,25 +92,6 @@ def compile_to_graphs(module: torch.nn.Module, **options: object) -> None:
     )
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity"), reason="the system cannot bind a process to cores"
-)
-def test_cores_are_those_of_the_process():
-    first = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{first}])"
-    code += "; from benchmarks.throughput.environment import cores"
-    assert run_forked(f"{code}; print(cores())").stdout.strip() == "1"
-
-
-def test_the_formula_for_jax_by_numpy():
-    numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
-    for case in (Case("npu", FORWARD, MODELS), Case("realnpu", FORWARD, TINY)):
-        operands = draw(case)
-        weight_re, *weight_im, gate = (p.numpy() for p in operands.parameters)
-        y = runs.npu(numpy, operands.x.numpy(), weight_re, *(weight_im or [None]), gate)
-        assert rivals.error([torch.from_numpy(y)], rivals.exact(case, operands)) < 2e-5
-
-
 # ---- rows ----------------------------------------------------------------------------------------
 
 
@@ -182,20 +110,6 @@ def test_a_case_makes_rows():
     assert "share_of_limit" not in linear
     assert "ours" in suite.show(ours)
     assert said == []
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="the high-water mark is read from Linux's /proc"
-)
-def test_peak_memory():
-    # eager builds [B, O, I] several times: 4.9 MiB each
-    case = Case("nmu", STEP, Size(128, 100, 100))
-    peak, why = memory.peak(rivals.EAGER, case.to_dict(), 1)
-    if peak is None:
-        pytest.skip(why)
-    assert 2 * 128 * 100 * 100 * 4 < peak < 20 * 128 * 100 * 100 * 4
-    assert suite.wants_memory(case)
-    assert not suite.wants_memory(Case("npu", STEP, TINY))
 
 
 # ---- the guard -----------------------------------------------------------------------------------

@@ -79,16 +79,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return measured
 
 
-def test_a_second_run_adds_nothing_and_loses_nothing(tmp_path, capsys, monkeypatch, idle, calls):
-    path = tmp_path / "rows.jsonl"
-    assert run_tiny(path, monkeypatch) == 0
-    before, cases = path.read_text(), len(calls)
-    assert cases == 12
-    assert run_tiny(path, monkeypatch) == 0
-    assert (path.read_text(), len(calls)) == (before, cases)
-    assert "12 of 12 cases with 1 threads are in the file already" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idle, calls):
     """The case of which a row is missing is measured in whole: its ratios are of one run."""

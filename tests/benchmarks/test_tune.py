@@ -1,10 +1,7 @@
 """The search for fast configurations; `--tune` and `--device cuda` without a GPU."""
 
 import contextlib
-import itertools
 import json
-import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,53 +12,11 @@ from benchmarks.throughput import devices, orders, precompile, suite, tune
 from benchmarks.throughput.cases import STEP, Case, Size
 from tests.support.building import run_python
 
-GRID = {"BLOCK_B": (16, 32, 64, 128), "num_warps": (1, 2, 4, 8), "num_stages": (1, 2, 3)}
-
 
 @pytest.fixture(autouse=True)
 def _compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers and other processes compile, also where the tests' own process interprets."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-
-
-def _grid() -> list[tune.Config]:
-    return [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
-
-
-def _never() -> bool:
-    return False
-
-
-def _bowl(config: tune.Config) -> float:
-    """Least at 64 rows, 4 warps, 2 stages."""
-    rows, warps = math.log2(config["BLOCK_B"]) - 6, math.log2(config["num_warps"]) - 2
-    return 1 + 0.1 * (abs(rows) + abs(warps) + abs(config["num_stages"] - 2))
-
-
-def test_search_goes_downhill_one_number_at_a_time() -> None:
-    seen: list[tune.Config] = []
-
-    def seconds(config: tune.Config) -> float:
-        seen.append(config)
-        return _bowl(config)
-
-    start = {"BLOCK_B": 16, "num_warps": 8, "num_stages": 1}
-    best, time, first = tune.search(start, _grid(), seconds, enough=_never)
-    assert best == {"BLOCK_B": 64, "num_warps": 4, "num_stages": 2}
-    assert (time, first) == (1, _bowl(start))
-    assert len(seen) < len(_grid())
-    assert len({tuple(config.items()) for config in seen[1:]}) == len(seen) - 1  # none twice
-
-
-def test_search_passes_over_what_does_not_work_and_starts_outside_the_candidates() -> None:
-    start = {"BLOCK_B": 16, "num_warps": 16, "num_stages": 1}  # not a candidate
-
-    def seconds(config: tune.Config) -> float:
-        return math.inf if config["BLOCK_B"] == 64 else _bowl(config)
-
-    best, _, _ = tune.search(start, _grid(), seconds, enough=_never)
-    assert best["num_warps"] == 4
-    assert best["BLOCK_B"] == 32
 
 
 def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path) -> None:
@@ -78,6 +33,14 @@ def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path
     tune.write({"second": entry}, "sm_90", path)
     assert {key, "second"} <= json.loads(path.read_text())["sm_90"].keys()
     assert tuning.TABLES.read_bytes() == shipped
+    try:
+        tuning.use_tables(path)
+        with pytest.raises(FileNotFoundError):
+            tuning.use_tables(tmp_path / "none.json")
+        assert tuning.tables_in_use()["sm_90"][key] == entry
+    finally:
+        tuning.use_tables()
+    assert key not in tuning.tables_in_use()["sm_90"]
 
 
 @pytest.mark.parametrize(
@@ -133,50 +96,6 @@ def test_rows_of_a_device() -> None:
         assert (row["device_us"], row["launches"], row["peak_bytes"]) == (12.5, 3, 1024)
         assert row["peak_method"] == devices.Cuda.PEAK_METHOD
         assert "device 12.5 us in 3 launches" in suite.show(row)
-
-
-class _Virtual:
-    """A device with its clock: a launch takes time on it, and the host's without a graph."""
-
-    def __init__(self, launch: float) -> None:
-        self.launch, self.now, self.captures = launch, 0.0, 0
-        self.recording = False
-
-    def run(self) -> None:
-        self.now += self.launch + (0 if self.recording else 5e-5)
-
-    def flush(self) -> Callable[[], object]:
-        def overwrite() -> None:
-            self.now += 4e-5
-
-        return overwrite
-
-    def seconds(
-        self, run: Callable[[], object], before: Callable[[], object] = lambda: None
-    ) -> float:
-        before()
-        start = self.now
-        run()
-        return self.now - start
-
-    def capture(
-        self, run: Callable[[], object], calls_before: int
-    ) -> tuple[Callable[[], object], None]:
-        self.captures += 1
-
-        def replay() -> None:
-            self.recording = True
-            run()
-            self.recording = False
-
-        return replay, None
-
-
-@pytest.mark.parametrize("launch", [2e-6, 3e-4, 2e-2])
-def test_a_kernel_is_timed_without_its_launch_and_with_a_cold_cache(launch: float) -> None:
-    device = _Virtual(launch)
-    assert tune.device_time(device.run, device=device) == pytest.approx(launch, rel=1e-6)
-    assert device.captures == 2  # with the calls and without
 
 
 def test_workers_compile_for_a_gpu_that_is_not_there(
@@ -249,24 +168,6 @@ def test_tuning_goes_on_where_it_ended(
     where["triton"] = "4"
     assert tune.main([Size(5, 3, 2)], "highest", 1.0, table, file) == 0
     assert len(asked) == 3 + len(tasks) - 2 + len(tasks)
-
-
-def test_launches_read_another_table(tmp_path: Path) -> None:
-    tuning = pytest.importorskip("npu_kernels._triton.tuning")
-    key = tuning.exact_key("npu_forward", torch.float32, "highest", (4096, 256, 1))
-    entry = {
-        "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1,
-    }  # fmt: skip
-    path = tune.write({key: entry}, "sm_90", tmp_path / "table.json")
-    try:
-        tuning.use_tables(path)
-        assert tuning.tables_in_use()["sm_90"][key] == entry
-        with pytest.raises(FileNotFoundError):
-            tuning.use_tables(tmp_path / "none.json")
-        assert key in tuning.tables_in_use()["sm_90"]
-    finally:
-        tuning.use_tables()
-    assert key not in tuning.tables_in_use()["sm_90"]
 
 
 def test_other_results_than_the_shipped_ones_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from npu_kernels import certify, functional, reference, use_backend
+from npu_kernels import certify, functional, reference
 from npu_kernels._operators import cpu, dispatch
 from tests.support.building import ROOT, run_python
 from tools.certify import command, matrix
@@ -158,20 +158,3 @@ def test_command(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["part.json", "part.md"]
     for name in ("part.json", "part.md"):
         assert str(ROOT) not in (tmp_path / name).read_text()
-
-
-def test_threads_compute_by_the_columns_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`use_backend` holds in a thread's context only."""
-    seen: list[str | None] = []
-    npu = functional.npu
-
-    def noting(*operands: Tensor, **options: Any) -> Tensor:
-        seen.append(dispatch.forced())
-        return npu(*operands, **options)
-
-    monkeypatch.setattr(functional, "npu", noting)
-    title = "the same bits at 1, 2 and 4 threads, from 8 Python threads, and every time"
-    with use_backend("reference"):
-        matrix.CHECKS[title](matrix.Column("reference"))
-    assert len(seen) == 20
-    assert set(seen) == {"reference"}

@@ -156,10 +156,6 @@ def test_tutorials(page):
         compile(cell, page.name, "exec")
 
 
-def test_there_are_four_tutorials():
-    assert len(TUTORIALS) == 4
-
-
 @pytest.mark.parametrize(("name", "words"), LONGEST.items())
 def test_pages_for_people_are_short(name, words):
     assert len((ROOT / "docs" / name).read_text().split()) <= words
