@@ -1,9 +1,7 @@
 """`NPURegressor.fit` interrupted: it continues from its checkpoint to the same bits."""
 
-import contextlib
 import itertools
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import approximate, noise, uniform
-from tests.support.moments import at_call, at_line, calls_of
+from tests.support.moments import at_call, at_line
 
 X = uniform(3, 60)
 Y = X[:, 0] * X[:, 1] + np.sqrt(X[:, 1]) + 0.1 * noise(60)
@@ -32,48 +30,6 @@ def numbers(model):
         for e in table
     ]
     return [np.asarray(part).tobytes() for parts in values for part in parts]
-
-
-IRREGULAR = {"exponents": "real", "noise": "additive"}
-
-
-@pytest.mark.filterwarnings("ignore:NPURegressor. ")
-@pytest.mark.parametrize(
-    ("share", "options"), [(0.02, IRREGULAR), (0.4, {}), (0.4, IRREGULAR), (0.95, {})]
-)
-def test_a_fit_interrupted_at_any_moment_continues_to_the_same_bits(share, options, tmp_path):
-    """Ctrl-C comes before a first law, in a search, or in the last fit. Where there is no law, the
-    starts that are drawn decide, and so whether the draws continue too."""
-    path, y = tmp_path / "law.pt", np.sin(2 * X[:, 0]) * X[:, 1] + X[:, 2]
-    y = y if options else Y
-    with at_call(0) as calls:
-        expected = fitted(y, **options)
-    complete = False
-    with contextlib.suppress(KeyboardInterrupt), at_call(share * calls[0]):
-        complete = fitted(y, path=path, **options).equations_.complete
-    assert not complete
-    with at_call(0) as more:
-        continued = fitted(y, path=path, **options)
-    assert continued.equations_.complete
-    assert more[0] < 0.7 * calls[0] or share < 0.9
-    assert numbers(continued) == numbers(expected)
-    with at_call(0) as few:
-        resumed = fitted(y, path=path, **options)
-    assert few[0] < 0.5 * calls[0]
-    assert numbers(resumed) == numbers(expected)
-
-
-def test_sigterm_loses_nothing(tmp_path):
-    """All steps until the signal are in the file when the process ends."""
-    path, then = tmp_path / "law.pt", tmp_path / "then.pt"
-    before = signal.signal(signal.SIGTERM, lambda *_: path.rename(then))
-    try:
-        with at_line(4, lambda: signal.raise_signal(signal.SIGTERM)):
-            expected = fitted(path=path)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert calls_of(lambda: fitted(path=then)) < 0.8 * calls_of(fitted)
-    assert numbers(fitted(path=then)) == numbers(expected)
 
 
 def test_a_killed_fit_continues_and_several_outputs_do(tmp_path, monkeypatch):

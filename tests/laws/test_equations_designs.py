@@ -52,12 +52,6 @@ def test_interactions_of_two_levels_are_found(levels):
         assert len(told) == len(warned) == 1
 
 
-def test_exclusive_or_is_found():
-    X = design((0.0, 1.0), 2, 10)
-    y = (X[:, 0] != X[:, 1]).astype(float)
-    assert fitted(X, y)[0].predict(X) == pytest.approx(y, abs=1e-12)
-
-
 @pytest.mark.parametrize("levels", [(0.0, 1.0), (-1.0, 1.0), (10.0, 20.0)], ids=str)
 def test_errors_of_effects_are_those_of_least_squares(levels):
     X = design(levels, 2, 5)

@@ -38,20 +38,6 @@ def test_a_root_of_a_negative_number_is_none(law):
         np.testing.assert_allclose(values, expected, rtol=1e-7)
 
 
-@pytest.mark.filterwarnings("ignore:NPURegressor. .* predictions are")
-@pytest.mark.parametrize("name", ["2 sqrt(x)", "sqrt(4 - x)", "(x + 2)**2"])
-def test_sympy_has_no_real_number_there(name):
-    pytest.importorskip("sympy", reason="SymPy is not installed")
-    X = uniform(1, 60, low=1)
-    fitted = NPURegressor(random_state=0).fit(X, LAWS[name](X[:, 0]))
-    expression = fitted.sympy()
-    [symbol] = expression.free_symbols
-    for x in (-4, 2, 10):
-        value, expected = complex(expression.subs(symbol, x)), fitted.predict([[float(x)]])[0]
-        assert (value.imag != 0) == np.isnan(expected)
-        assert np.isnan(expected) or value.real == pytest.approx(expected, rel=1e-9)
-
-
 OF_TWO = {
     "root of a ratio": lambda a, b: ((a**2 + 2 * a**2 * b) / (1 + b)) ** 0.5,
     "root of a sum": lambda a, b: (a**2 + 2 * a**2 * b) ** 0.5,
@@ -93,9 +79,3 @@ def test_groups_and_several_columns_have_roots_too():
     with pytest.warns(EquationWarning, match="1 predictions"):
         values = fitted.predict([[-4.0, 1.0], [4.0, 1.0]], groups=[1, 1])
     np.testing.assert_allclose(values, [np.nan, np.sqrt(8)], rtol=1e-9)
-
-
-def test_integer_powers_keep_the_sign():
-    X = uniform(2, 60, low=1)
-    fitted = NPURegressor(random_state=0).fit(X, X[:, 0] ** 3 / X[:, 1])
-    assert fitted.predict([[-2.0, 1.0]]) == pytest.approx([-8.0])

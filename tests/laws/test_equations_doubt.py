@@ -245,16 +245,6 @@ def test_the_search_goes_on_where_a_power_leaves_a_curve(rows):
     assert "approximation" not in report_of(model)
 
 
-def test_viscosities_of_water_are_no_power():
-    T, y = TABLES["water"].values.T
-    scaled = T / 300
-    A = np.column_stack([np.ones(14), scaled, scaled**-1.5])
-    nearby = 1 / (A @ np.linalg.lstsq(A, 1 / y, rcond=None)[0]) / y - 1
-    errors = NPURegressor(random_state=0).fit(T[:, None], y).predict(T[:, None]) / y - 1
-    assert np.sqrt(np.mean(nearby**2)) == pytest.approx(0.0008, abs=0.0001)
-    assert errors @ errors <= nearby @ nearby
-
-
 @pytest.mark.parametrize("exponent", [8, -8])
 def test_an_exponent_that_the_rows_have_beyond_the_last_one(exponent):
     x = np.linspace(1, 3, 30)
@@ -340,34 +330,11 @@ def test_the_size_below_which_errors_are_equal_is_said():
 
 # ---- one rule for laws with and without a constant -----------------------------------------------
 
-# Norris, NIST StRD: y, x of a calibration; https://www.itl.nist.gov/div898/strd/lls/data/Norris.shtml
-NORRIS = np.array(
-    [
-        (0.1, 0.2), (338.8, 337.4), (118.1, 118.2), (888.0, 884.6), (9.2, 10.1), (228.1, 226.5),
-        (668.5, 666.3), (998.5, 996.3), (449.1, 448.6), (778.9, 777.0), (559.2, 558.2), (0.3, 0.4),
-        (0.1, 0.6), (778.1, 775.5), (668.8, 666.9), (339.3, 338.0), (448.9, 447.5), (10.8, 11.6),
-        (557.7, 556.0), (228.3, 228.1), (998.0, 995.8), (888.8, 887.6), (119.6, 120.2), (0.3, 0.3),
-        (0.6, 0.3), (557.6, 556.8), (339.3, 339.1), (888.0, 887.2), (998.5, 999.0), (778.9, 779.0),
-        (10.2, 11.1), (117.6, 118.3), (228.9, 229.2), (668.4, 669.1), (449.2, 448.9), (0.2, 0.5),
-    ]
-)  # fmt: skip
-
 
 @pytest.mark.parametrize("options", [{}, {"required_terms": ["x0", "1"], "max_terms": 2}])
 def test_a_given_constant_changes_no_doubt(options):
     """The residuals with the constant, which is nearly 0, and without it are the same."""
-    y, x = NORRIS.T
+    x, y = TABLES["Norris"].values.T
     fitted = NPURegressor(random_state=0, noise="additive", **options).fit(x[:, None], y)
     assert fitted.best_equation_.n_terms == (2 if options else 1)
     assert any("The equation is an approximation" in note for note in fitted.equations_.notes)
-
-
-@pytest.mark.parametrize("options", [{}, {"required_terms": ["x0", "1"], "max_terms": 2}])
-def test_noise_is_no_approximation_with_and_without_a_constant(options):
-    x = NORRIS[:, 1]
-    for seed in range(8):
-        y = 1.002 * x + 0.9 * noise(36, seed)
-        fitted = NPURegressor(**QUICK | {"noise": "additive"} | options).fit(x[:, None], y)
-        assert not any(
-            "The equation is an approximation" in note for note in fitted.equations_.notes
-        )

@@ -304,15 +304,6 @@ def test_columns_of_zeros_and_of_all_sizes():
     assert np.isfinite(NPURegressor(random_state=0, n_init=16).fit(wide, y).best_equation_.nrmse)
 
 
-def test_plots_of_an_output_that_is_none():
-    pytest.importorskip("matplotlib")
-    X = uniform(2, 60)
-    model = NPURegressor(random_state=0, n_init=8).fit(X, X[:, 0])
-    for output in (3, "a"):
-        with pytest.raises(ValueError, match="plot: output must be the number of one of the 1"):
-            model.plot(output=output)
-
-
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [

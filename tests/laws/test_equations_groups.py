@@ -47,34 +47,6 @@ def exponents_of(equation) -> list[tuple[float, ...]]:
 # ---- the law -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("seed", "error"), [(1, 0.01), (2, 0.0)])
-def test_drawn_laws(seed, error):
-    draw = RNG(200 + seed)
-    terms, groups = int(draw.integers(1, 4)), int(draw.choice([2, 5, 12, 40]))
-    rows = set[tuple[float, ...]]()
-    while len(rows) < terms:
-        w = np.zeros(3)
-        size = draw.integers(1, 3)
-        chosen = draw.choice(3, size, replace=False)
-        w[chosen] = draw.choice([-2, -1, -0.5, 0.5, 1, 2], size)
-        rows.add(tuple((w + 0.0).tolist()))
-    exponents = np.array(sorted(rows))
-    X = draw.uniform(0.5, 3, (max(200, 12 * groups), 3))
-    few = np.arange(groups).repeat(6)
-    index = np.append(few, draw.integers(groups, size=len(X) - len(few)))
-    c = draw.uniform(0.5, 3, (groups, terms)) * draw.choice([-1, 1], (groups, terms))
-    y = (np.exp(np.log(X) @ exponents.T) * c[index]).sum(1)
-    y += error * np.sqrt(np.mean(y**2)) * draw.standard_normal(len(y))
-    fitted = model().fit(X, y, groups=index)
-    best = fitted.best_equation_
-    assert best.target_power == 1
-    assert exponents_of(best) == sorted(rows)
-    order = [sorted(rows).index(tuple(w)) for w in (best.exponents.round(9) + 0.0).tolist()]
-    np.testing.assert_allclose(best.coef, c[:, order], rtol=1e-8 if not error else 0.2, atol=0.2)
-    assert best.exact == (error == 0)
-    assert best.n_parameters == terms * groups
-
-
 @pytest.mark.parametrize("seed", [2, 3])  # without noise, and with it
 def test_one_group_is_no_group(seed):
     X, y, _, _ = two_terms(seed, 0.01 * (seed > 2), groups=1)
@@ -139,15 +111,6 @@ def test_a_row_of_great_leverage_is_not_wild():
     fitted = model(noise="additive").fit(X, y, groups=index)
     assert fitted.equations_.outliers == ()
     assert exponents_of(fitted.best_equation_) == [(0, -2, 0), (0.5, 0, 0)]
-
-
-def test_wild_rows():
-    X, y, index, _ = two_terms(5, 0.001)
-    y[17] += 50
-    with pytest.warns(EquationWarning, match="1 row is far from the equation of all other rows"):
-        fitted = model(noise="additive").fit(X, y, groups=index)
-    assert fitted.equations_.outliers == (17,)
-    assert exponents_of(fitted.best_equation_) == [(0, 2, 0), (1, 0.5, -1)]
 
 
 def test_a_group_keeps_its_rows():
@@ -339,16 +302,6 @@ def test_a_refit_may_name_the_column_of_its_labels():
     predicted = renewed.predict(rows, groups=LABELS[index])
     np.testing.assert_array_equal(renewed.predict(other), predicted)
     assert renewed.refit(other, y).score(other, y) > 0.99
-
-
-def test_checkpoints(tmp_path):
-    X, y, index, _ = two_terms(16, 0.01)
-    path = tmp_path / "law.pt"
-    first = model(max_terms=2).fit(X, y, groups=index, checkpoint=path)
-    second = model(max_terms=2).fit(X, y, groups=index, checkpoint=path)
-    np.testing.assert_array_equal(first.coef_, second.coef_)
-    with pytest.raises(ValueError, match="groups"):
-        model(max_terms=2).fit(X, y, groups=LABELS[index], checkpoint=path)
 
 
 def test_metadata_routing():

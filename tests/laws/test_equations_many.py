@@ -268,19 +268,10 @@ def test_results_survive_slow_and_lost_ranks():
     torch.multiprocessing.spawn(_process, (_free_port(),), nprocs=2)
 
 
-class _Deadly:
+def _deadly():
     """Measurements that end the process that reads them, unless it is this one."""
-
-    def __init__(self):
-        self.process = os.getpid()
-
-    def __array__(self, dtype=None, copy=None):
-        if os.getpid() != self.process:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return X
-
-    def __len__(self):
-        return len(X)
+    process = os.getpid()
+    return _Read(lambda: os.getpid() == process or os.kill(os.getpid(), signal.SIGKILL))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
@@ -288,7 +279,7 @@ def test_a_lost_worker_loses_no_other_problem():
     """A problem that loses its worker is fitted again; at the second time that is its error."""
     y = 3 * X[:, 0] / X[:, 1]
     problems = dict.fromkeys(range(5), (X, y))
-    problems[2] = (_Deadly(), y)
+    problems[2] = (_deadly(), y)
     with pytest.warns(UserWarning, match=r"^fit_many: a worker was lost \(TerminatedWorkerError\)"):
         outcomes = fit_many(problems, MODEL, n_jobs=2)
     assert [outcome.name for outcome in outcomes] == list(problems)

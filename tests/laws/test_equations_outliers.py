@@ -245,17 +245,6 @@ def test_honest_ties_are_no_end_of_a_scale():
     assert NPURegressor(**QUICK).fit(x, y, sample_weight=often).equations_.outliers == ()
 
 
-def test_a_lost_decimal_point():
-    X, y = table(60)
-    X[[3, 9], 1] *= [1e14, 1e5]
-    with pytest.warns(
-        EquationWarning, match="2 rows are far from the equation of all other rows .row 3: x1"
-    ):
-        model = NPURegressor(**QUICK).fit(X, y)
-    check(model, LAW, rel=0.03)
-    assert model.equations_.outliers == (3, 9)
-
-
 @approximate
 @pytest.mark.filterwarnings("ignore:.*has two values")
 @pytest.mark.parametrize("size", [0.0, 0.02])
@@ -383,13 +372,6 @@ def test_codes_are_named_with_a_robust_loss_and_without_a_law(options):
             assert model.score(X[8:], y[8:]) == pytest.approx(score, abs=0.01)
 
 
-def test_copies_are_said_without_a_law():
-    X = uniform(2, 80, 1, 3)
-    y = 3 * X[:, 0] * X[:, 1] ** 2 * (1 + 0.01 * noise(80))
-    with pytest.warns(EquationWarning, match="Each row occurs 3 times"):
-        NPURegressor(max_terms=None, **QUICK).fit(np.tile(X, (3, 1)), np.tile(y, 3))
-
-
 @pytest.mark.parametrize("slip", [3, 100])
 def test_a_slip_in_an_input_bends_no_law(slip):
     """The row has a leverage near 1 for one more term."""
@@ -403,18 +385,6 @@ def test_a_slip_in_an_input_bends_no_law(slip):
     assert model.equations_.outliers == (5,)
     slope, constant = np.polyfit(np.delete(x, 5), np.delete(y, 5), 1)
     assert terms(model.best_equation_) == pytest.approx({(1,): slope, (0,): constant}, rel=1e-6)
-
-
-@few_rows
-def test_a_row_of_totals_is_an_outlier():
-    generator = RNG(1)
-    X = np.column_stack([generator.uniform(1, 9, 30), generator.uniform(2, 7, 30)])
-    y = 3 * X[:, 0] ** 2 / X[:, 1] * (1 + 0.02 * generator.standard_normal(30))
-    X, y = np.vstack([X, X.sum(0)]), np.append(y, y.sum())
-    with pytest.warns(EquationWarning, match="row 30"):
-        model = NPURegressor(random_state=0).fit(X, y)
-    assert model.equations_.outliers == (30,)
-    check(model, {(2, -1): 3.0}, rel=0.02)
 
 
 def test_a_right_row_far_from_all_others_keeps_its_term():

@@ -11,10 +11,8 @@ import torch
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from benchmarks.equations.laws import drawn_ratio
-from npu_kernels.equations import EquationWarning, NPURegressor, fit_many
-from tests.support.compare import report_of
+from npu_kernels.equations import EquationWarning, NPURegressor
 from tests.support.laws import RNG, check, few_rows, noise, standard_errors, uniform
-from tests.support.moments import calls_of
 
 V, K = 2.0, 0.5  # of an enzyme
 
@@ -159,14 +157,6 @@ def test_how_a_ratio_is_written():
     assert str(model.best_equation_) == "y = 3*x0**2/(x0**2 + 2)"
 
 
-def test_the_module_is_made_of_layers():
-    law, X = LAWS["doppler"]
-    kinds = [
-        type(layer).__name__ for layer in NPURegressor(random_state=0).fit(X, law(X)).torch_module()
-    ]
-    assert kinds == ["Products", "NAU", "Products", "Products"]
-
-
 @pytest.mark.parametrize("power", [1, 2])
 @pytest.mark.parametrize("kind", ["additive", "multiplicative"])
 def test_standard_errors_of_a_ratio(power, kind):
@@ -254,14 +244,6 @@ def test_intervals_of_a_ratio():
     np.testing.assert_allclose(resampled, deviations, rtol=0.4)
 
 
-def test_a_report_says_that_it_is_a_ratio():
-    X = LAWS["pade"][1]
-    model = NPURegressor(random_state=0).fit(X, noisy(pade(X)))
-    assert "Ratio of 2 and 2 terms, 3 fitted parameters." in report_of(model)
-    assert "n_denominator_terms" not in model.equations_.to_frame()
-    assert len(model.equations_.to_frame()) > 2
-
-
 @pytest.mark.parametrize("exponent", [-300, 200])
 def test_sizes_do_not_matter_to_a_ratio(exponent):
     X = LAWS["pade"][1]
@@ -337,28 +319,6 @@ def test_a_reciprocal_of_both_signs_has_its_pole_in_the_rows():
         warnings.simplefilter("error")
         model = NPURegressor(random_state=0).fit(x, y)
     assert model.predict([[1.5]])[0] == pytest.approx(-2, rel=0.02)
-
-
-def test_a_checkpoint_of_ratios(tmp_path):
-    X = LAWS["pade"][1][:100]
-    y, path = noisy(pade(X)), tmp_path / "law.pt"
-    options = {"random_state": 0, "max_terms": 3, "n_init": 8, "target_powers": (1, -1)}
-    models = [NPURegressor(**options) for _ in range(3)]
-    expected, _, continued = models
-    expected.fit(X, y)
-    assert expected.best_equation_.n_denominator_terms
-    calls = [calls_of(lambda m=m: m.fit(X, y, checkpoint=path)) for m in models[1:]]
-    assert calls[1] < 0.6 * calls[0]
-    for first, second in zip(expected.equations_, continued.equations_, strict=True):
-        assert first.coef.tobytes() == second.coef.tobytes()
-        assert first.bic == second.bic
-
-
-def test_many_tables_with_ratios():
-    X = LAWS["pade"][1]
-    assert str(fit_many([(X, pade(X))], NPURegressor(random_state=0))) == (
-        "0: y = (0.6667*x0 + 0.3333)/(1 + 0.3333*x0**2)"
-    )
 
 
 @few_rows

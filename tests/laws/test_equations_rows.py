@@ -70,13 +70,6 @@ def test_the_search_goes_on_where_residuals_are_no_noise(seed):
     assert model.best_equation_.exact
 
 
-def test_the_search_goes_on_with_every_output_power():
-    X, y = impedance(1)
-    model = NPURegressor(random_state=0).fit(X, y)
-    assert model.best_equation_.exact
-    assert model.best_equation_.target_power == 2
-
-
 def test_predictions_on_rows_that_are_like_those_of_a_fit():
     X = uniform(2, 300)
     X = X[np.abs(X[:, 0] - X[:, 1]) < 1]  # two corners are empty

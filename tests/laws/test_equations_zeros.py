@@ -62,12 +62,6 @@ def test_laws_of_columns_with_zeros():
     check(noisy, {(1, 2, 0): 2.0, (0, 0, 0.5): 1.0}, rel=0.02)
 
 
-def test_one_product_of_columns_with_zeros():
-    X = with_zeros()
-    y = 5 * X[:, 0] ** 2 * np.sqrt(X[:, 1]) / X[:, 2]
-    check(NPURegressor(random_state=0).fit(X, y), {(2, 0.5, -1): 5.0})
-
-
 def test_a_column_that_is_rarely_zero():
     """The rows of the search have no zero, all rows have some."""
     X = uniform(2, 3000)

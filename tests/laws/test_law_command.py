@@ -33,27 +33,6 @@ def law_of(
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [
-    text(), text(";"), text("\t"), text("|"), text(" "), text(";", decimal=","),
-    text("\t", decimal=","), text("   "), "# a comment\n\n" + text(), text().encode("utf-16"),
-    text().encode("utf-8-sig"), text().replace("\n", "\r\n")
-])  # fmt: skip
-def test_delimiters_and_encodings(content, tmp_path, capsys):
-    lines = law_of(content, tmp_path, capsys).splitlines()
-    assert lines[0] == "60 rows of a, b"
-    assert lines[1] in ("c = 3*a**2/b", "c = 3.000*a**2/b")
-
-
-def test_names_that_are_not_ascii(tmp_path, capsys):
-    content = text(header="höhe,b,größe").encode("cp1252")
-    assert "größe = 3*höhe**2/b" in law_of(content, tmp_path, capsys)
-
-
-def test_a_file_without_a_header(tmp_path, capsys):
-    content = text().partition("\n")[2]
-    assert "y = 3*x0**2/x1" in law_of(content, tmp_path, capsys)
-
-
 def test_target_and_inputs(tmp_path, capsys):
     said = law_of(text(), tmp_path, capsys, "--target", "b", "--inputs", "c", "a")
     assert said.startswith("60 rows of c, a\nb = 3*a**2/c\n")
@@ -186,13 +165,6 @@ def test_what_is_no_table(content, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(path)])
     assert message in capsys.readouterr().err
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["--help"])
-    assert stop.value.code == 0
-    assert "# % // begin a comment" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_absent_file_and_an_absent_column(tmp_path, capsys):

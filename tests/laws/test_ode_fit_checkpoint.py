@@ -17,7 +17,7 @@ from torch import Tensor
 from npu_kernels import ode
 from npu_kernels.optim import least_squares
 from tests.support.compare import report_of
-from tests.support.time_series import T, known, law_of, model, noise, predators, solution
+from tests.support.time_series import T, known, law_of, model, noise, predators
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
 pytest.importorskip("scipy.stats")
@@ -102,22 +102,6 @@ def test_a_checkpoint_loses_nothing(
     assert bits(resumed) == bits(expected)
 
 
-def test_sigterm_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All steps until the signal are in the file when the process ends."""
-    counted, path = Counted(monkeypatch), tmp_path / "law.pt"
-    expected, steps = counted.of()
-    counted.at, counted.call = 12, lambda: os.kill(os.getpid(), signal.SIGTERM)
-    before = signal.signal(signal.SIGTERM, lambda *_: os.rename(path, tmp_path / "then.pt"))
-    try:
-        counted.of(checkpoint=path)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    counted.at = 0
-    continued, more = counted.of(checkpoint=tmp_path / "then.pt")
-    assert 11 + more == steps
-    assert bits(continued) == bits(expected)
-
-
 def test_a_killed_fit_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,20 +116,6 @@ def test_a_killed_fit_goes_on_from_its_checkpoint(
     continued, more = counted.of(checkpoint=earlier)
     assert 14 + more == steps
     assert bits(continued) == bits(undisturbed)
-
-
-def test_the_search_is_continued_to_the_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    c = solution([[1.5]], [[-0.8]], [1.0], T)
-    options: dict[str, Any] = {"names": ["c"], "checkpoint": tmp_path / "law.pt"}
-    counted = Counted(monkeypatch)
-    counted.at, counted.call = 10, lambda: os.kill(os.getpid(), signal.SIGINT)
-    assert not ode.fit(model(1, 1, 6), T, noise(c, 0.01), **options).complete
-    counted.at = 0
-    continued = ode.fit(model(1, 1, 6), T, noise(c, 0.01), **options)
-    expected = ode.fit(model(1, 1, 6), T, noise(c, 0.01), names=["c"])
-    assert bits(continued) == bits(expected)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode
-from tests.support.time_series import T, known, law_of, model, noise, numbers, predators, solution
+from tests.support.time_series import T, known, law_of, model, noise, numbers, solution
 
 scipy = pytest.importorskip("scipy", reason="scipy is not installed")
 pytest.importorskip("scipy.integrate")
@@ -86,14 +86,6 @@ def test_rates_of_reactions_are_found() -> None:
     assert "coefficient of I in I -> R" in result.stderr
 
 
-def test_conserved_sums_stay() -> None:
-    t, u = epidemic()
-    result = ode.fit(model(3, 2, 6), t, u, conserved=[[1, 1, 1]], names=["S", "I", "R"])
-    assert result.weights()[1].sum(1).abs().max() < 1e-12
-    sums = result.predict(torch.linspace(0, 20, 5, dtype=torch.float64)).sum(1)
-    torch.testing.assert_close(sums, sums[:1].expand(5), rtol=1e-9, atol=0)
-
-
 @pytest.mark.parametrize(
     ("sums", "changes", "reactions"),
     [
@@ -121,21 +113,6 @@ def test_exponents_stay_within_their_bounds() -> None:
         exponent = float(result.weights()[0])
         assert exponent == pytest.approx(min(greatest, 8.0), rel=0.05)
         assert exponent <= greatest
-
-
-def test_whole_exponents_only() -> None:
-    c = noise(solution([[1.5]], [[-0.5]], [1.0], T), 0.01)
-    result = ode.fit(model(1, 2, 8), T, c, integer_exponents=True, names=["c"])
-    assert set(result.weights()[0].flatten().tolist()) <= {-1.0, 0.0, 1.0, 2.0, 3.0}
-    assert not any("exponent" in estimate.name for estimate in result.estimates)
-
-
-def test_terms_that_are_given() -> None:
-    u = noise(predators(T), 0.02)
-    result = ode.fit(model(2, 3, 6), T, u, required_terms=[[1, 1]], names=["x", "y"])
-    assert [1.0, 1.0] in result.weights()[0][0].tolist()
-    powers = [estimate for estimate in result.estimates if "exponent" in estimate.name]
-    assert not any(estimate.taken is None for estimate in powers)
 
 
 @pytest.mark.parametrize("terms", [[[1, 0.5]], ["x0*x1**(1/2)"], [[0, 2]]])

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from npu_kernels import ode
-from npu_kernels.equations._series import guesses
 from tests.support.time_series import T, law_of, model, noise, solution
 
 pytest.importorskip("scipy.optimize", reason="scipy is not installed")
@@ -108,28 +107,6 @@ def test_whole_powers_up_to_the_fifth_of_one_state() -> None:
     result = ode.fit(model(1, 3, 12), t, u)
     exponents, _ = result.weights()
     assert sorted(exponents.flatten().tolist()) == [1, 3, 5]
-
-
-def test_integrals_of_parabolas_are_exact() -> None:
-    t = torch.tensor([0, 0.5, 0.7, 1.6, 2, 2], dtype=torch.float64)  # the last is a filler
-    values = torch.stack([torch.ones_like(t), t, 3 * t**2], 1).unsqueeze(0)
-    expected = torch.stack([t, t**2 / 2, t**3], 1)[1:].unsqueeze(0)
-    result = guesses.integrals(values, t.diff().unsqueeze(0))
-    torch.testing.assert_close(result[:, :-1], expected[:, :-1])
-    torch.testing.assert_close(result[:, -1], result[:, -2])
-    chord = guesses.integrals(values[:, :2], t[:2].diff().unsqueeze(0))
-    torch.testing.assert_close(chord, torch.tensor([[[0.5, 0.125, 0.1875]]], dtype=torch.float64))
-    values[:, -1] = math.inf  # of a filler: it moves nothing that lies before
-    other = guesses.integrals(values, t.diff().unsqueeze(0))
-    torch.testing.assert_close(other[:, :-1], expected[:, :-1])
-
-
-def test_a_constant_is_added_where_first_states_are_unknown() -> None:
-    A = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64).view(1, 4, 1, 1)
-    y, weight = 2 * A[:, :, 0, 0] + 5, torch.tensor([[1.0, 2, 1, 0]], dtype=torch.float64)
-    c, square = guesses.explained(A, y, weight, torch.tensor([True]))
-    torch.testing.assert_close((c.item(), square.item()), (2.0, 0.0))
-    assert guesses.explained(A, y, weight, torch.tensor([False]))[1].item() > 1
 
 
 COMPETITION = [[1, 0], [2, 0], [1, 1], [0, 1], [0, 2]], [[3, -1, -2, 0, 0], [0, 0, -1, 2, -1]]
