@@ -65,7 +65,8 @@ def test_a_training(models):
     last = float(result.losses[-1].min())
     assert f" and {last:.3g}</td>" in text
     assert f"<td>models</td><td>{models or 1}</td>" in text
-    assert str(result).startswith("Sequential\n  steps: 20\n  made by: ")
+    maker = "C++" if result.fused else "the standard PyTorch loop"
+    assert str(result).startswith(f"Sequential\n  steps: 20\n  made by: {maker}\n")
 
 
 def test_a_law_of_a_table():
