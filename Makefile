@@ -1,7 +1,7 @@
 # Each target does all of its own set-up: nothing but Python 3.10+ with venv, a C++ compiler and make need be there.
 #
 #   make demo      build, then the demonstration: Kepler's law, the paper's arithmetic, the speed on this machine,
-#                  and a law from a table
+#                  and an equation from a table
 #   make test      build, then the quick tests: about five minutes on two cores
 #   make check     build, then every test, with the libraries of other processors too
 #   make fuzz      calls that Hypothesis draws, other ones each time (make fuzz SECONDS=600: for each of the tests)

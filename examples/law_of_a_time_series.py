@@ -1,4 +1,4 @@
-"""The law of a time series in a CSV file, by `ode.fit`.
+"""The equations of a time series in a CSV file, by `ode.fit`.
 
     python examples/law_of_a_time_series.py [--plot PICTURE]       # hares and lynxes
     python examples/law_of_a_time_series.py --influenza [--plot PICTURE]
@@ -7,8 +7,8 @@
 The first column is time, the others are the states; an empty cell is a missing value. Lines that
 start with # are left out. The hares have Lotka and Volterra's law, the influenza in a boarding
 school that of Kermack and McKendrick, with one rate of infection in both equations. For a file of
-your own nothing is assumed of the law but the greatest number of its terms: examples/sunspots.csv
-is one that no law of one state explains. Needs pandas, SciPy and sympy
+your own nothing is assumed but the largest number of terms: examples/sunspots.csv
+is one that no equation of one state explains. Needs pandas, SciPy and sympy
 (``pip install '.[sklearn]' pandas`` in a clone), and matplotlib for the picture.
 """
 
@@ -40,7 +40,7 @@ def kermack_mckendrick() -> nn.Sequential:
 
 
 def known(weight_re: list[list[float]], rates: list[list[float]]) -> nn.Sequential:
-    """A law with these exponents, which stay, and a guess of its coefficients."""
+    """A model with these exponents, which stay, and a guess of its coefficients."""
     terms = len(weight_re)
     model = nn.Sequential(RealNPU(2, terms), NAU(terms, 2, clip=False)).double()
     model.load_state_dict(
@@ -61,13 +61,16 @@ def main() -> None:
     )
     parser.add_argument("file", nargs="?", type=Path, default=PELTS)
     parser.add_argument("--influenza", action="store_true", help="instead of hares and lynxes")
-    parser.add_argument("--max-terms", type=int, default=3, help="the most products of the law")
+    parser.add_argument("--max-terms", type=int, default=3, help="largest number of products")
     parser.add_argument("--n-init", type=int, default=24)
     parser.add_argument(
         "--proportional", action="store_true", help="errors are in proportion to the states"
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="PICTURE", help="draw the series and the law into this file"
+        "--plot",
+        type=Path,
+        metavar="PICTURE",
+        help="draw the series and the equations into this file",
     )
     arguments = parser.parse_args()
 
@@ -88,10 +91,10 @@ def main() -> None:
         model = nn.Sequential(
             RealNPU(*sizes, num_models=starts), NAU(*sizes[::-1], num_models=starts)
         )
-    law = ode.fit(model, t, u, **options)
-    print(law.report())
+    result = ode.fit(model, t, u, **options)
+    print(result.report())
     if arguments.plot:
-        law.plot().savefig(arguments.plot)
+        result.plot().savefig(arguments.plot)
 
 
 if __name__ == "__main__":

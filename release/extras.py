@@ -47,8 +47,8 @@ from npu_kernels.equations.__main__ import main
 a, b = np.random.default_rng(0).uniform(1, 2, (2, 60))
 rows = [f"{x},{y},{x * y * y / 2}" for x, y in zip(a, b)]
 pathlib.Path("data.csv").write_text("\\n".join(["m [kg],v [m/s],E [J]", *rows]))
-assert main(["data.csv", "--n-init", "8", "--plot", "law.png"]) == 0
-assert pathlib.Path("law.png").stat().st_size > 1000
+assert main(["data.csv", "--n-init", "8", "--plot", "equation.png"]) == 0
+assert pathlib.Path("equation.png").stat().st_size > 1000
 """,
 }
 

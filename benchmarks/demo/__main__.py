@@ -1,4 +1,4 @@
-"""The demonstration: Kepler's law, the paper's arithmetic, the speed here, a law from a table.
+"""The demonstration: Kepler's law, the paper's arithmetic, the speed here, a table's equation.
 
 ``python -m benchmarks.demo`` takes a few minutes on two cores.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.arguments import command, writable_folder
-from benchmarks.demo import arithmetic, kepler, law, speed
+from benchmarks.demo import arithmetic, equation, kepler, speed
 from benchmarks.durations import duration
 
 DEFAULT_FOLDER = Path("benchmarks/out")
@@ -45,7 +45,7 @@ def demonstrate(options: argparse.Namespace) -> None:
     print()
     speed.run(quick=options.quick, skip_compile=options.skip_compile)
     print()
-    law.run()
+    equation.run()
     print(f"\nDone in {duration(time.monotonic() - start)}.")
 
 

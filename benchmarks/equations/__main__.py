@@ -9,9 +9,9 @@ Noise is normal, equal for all rows, in units of y's root mean square. An equati
 400 points, each input drawn over four decades around the middle of its range with the signs that it
 has, the sum of its terms is within 2 % of the sum of the true terms' sizes. A ratio is judged by
 the sizes of the terms of both of its sums. "error" is the root
-mean square deviation from the law on 1000 other rows of the same ranges, over that of y. Where
-`NPURegressor` finds another equation, "bic" and "truth_bic" are its criterion and the law's: see
-criterion.py. A run can be interrupted and started again; all of it takes days.
+mean square deviation from the true equation on 1000 other rows of the same ranges, over that of y.
+Where `NPURegressor` finds another equation, "bic" and "truth_bic" are its criterion and the true
+equation's: see criterion.py. A run can be interrupted and started again; all of it takes days.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.arguments import command, listed
 from benchmarks.equations import criterion
-from benchmarks.equations.laws import LAWS, Law, laws_of
+from benchmarks.equations.known_equations import EQUATIONS, KnownEquation, equations_of
 from benchmarks.equations.report import METHODS, PLANNED_SEEDS, page, picture
 from benchmarks.equations.rivals import RIVALS, installed, powers
 from benchmarks.rows_command import Row, complete, read, told
@@ -39,24 +39,24 @@ CLASSES = "a,b,c1,sum,ratio,dratio,srsd,srsdf,srsdr,srsdm,ad,bd,c1d,srsdd,wild"
 NOISES = "0,0.001,0.01,0.1"
 
 
-def same(law: Law, power: float, sums: Any, function: str = "") -> bool:
-    """Whether `sums`, a function of X that gives the sum of the terms, is the law's.
+def same(equation: KnownEquation, power: float, sums: Any, function: str = "") -> bool:
+    """Whether `sums`, a function of X that gives the sum of the terms, is the equation's.
 
     power, function: of y, whose value the sum is.
     """
-    if function != law.function:
+    if function != equation.function:
         return False
     generator = np.random.default_rng(5)
-    X = law.around(400, generator)
-    terms = law.products(X)
+    X = equation.around(400, generator)
+    terms = equation.products(X)
     with np.errstate(all="ignore"):
-        true, values, sizes = terms.sum(1), sums(X), law.sizes(X)
-        if power != law.power:
-            odd = abs(power) == abs(law.power) == 1  # y has both signs
+        true, values, sizes = terms.sum(1), sums(X), equation.sizes(X)
+        if power != equation.power:
+            odd = abs(power) == abs(equation.power) == 1  # y has both signs
             keep = ((true > 0) & (values > 0)) | odd
             if keep.sum() < 40:
                 return False
-            values = np.sign(values) * np.abs(values) ** (law.power / power)
+            values = np.sign(values) * np.abs(values) ** (equation.power / power)
             true, values, sizes = true[keep], values[keep], sizes[keep]
     return bool((np.abs(values - true) <= 0.02 * sizes).all())
 
@@ -64,26 +64,26 @@ def same(law: Law, power: float, sums: Any, function: str = "") -> bool:
 Outcome = tuple[bool, int, str, Any, Row]  # right, size, formula, predict, more of the row
 
 
-def best_equation(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Any:
+def best_equation(equation: KnownEquation, X: np.ndarray, y: np.ndarray, seed: int) -> Any:
     """That of `NPURegressor`, told of functions of inputs and of y, and of many terms."""
     from pandas import DataFrame
 
     from npu_kernels import NPURegressor
 
-    of_y = "auto" if law.function else None
-    with_names = DataFrame(X, columns=law.inputs) if law.functions else X
+    of_y = "auto" if equation.function else None
+    with_names = DataFrame(X, columns=equation.inputs) if equation.functions else X
     model = NPURegressor(
         random_state=seed,
-        functions=law.functions or None,
+        functions=equation.functions or None,
         target_transforms=of_y,
-        max_terms=max(4, len(law.terms)),
+        max_terms=max(4, len(equation.terms)),
     )
     return model.fit(with_names, y).best_equation_
 
 
-def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
+def regressor(equation: KnownEquation, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
     """The outcome of `NPURegressor`."""
-    best = best_equation(law, X, y, seed)
+    best = best_equation(equation, X, y, seed)
 
     def sums(points: np.ndarray) -> Any:  # of any sign, where y itself may not exist
         terms = powers(best.functions.expand(points), best.exponents) * best.coef
@@ -91,14 +91,17 @@ def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
         return terms[:, :above].sum(1) / (1 + terms[:, above:].sum(1))
 
     right = same(
-        law, best.target_power, sums, best.target_transform.name if best.target_transform else ""
+        equation,
+        best.target_power,
+        sums,
+        best.target_transform.name if best.target_transform else "",
     )
     criteria = {} if right else {"bic": criterion.of(best, X, y)}
-    more = criteria if right else criteria | {"truth_bic": criterion.of_law(law, X, y)}
+    more = criteria if right else criteria | {"truth_bic": criterion.of_equation(equation, X, y)}
     return right, best.n_terms, str(best), best.predict, more
 
 
-def logarithms(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
+def logarithms(equation: KnownEquation, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
     """Least squares of logarithms; exponents multiples of 1/4, or whole for negative inputs."""
     negative = (X < 0).any(0)
     keep = (y != 0) & (X != 0).all(1)
@@ -113,42 +116,43 @@ def logarithms(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
     def predict(points: np.ndarray) -> Any:
         return c * powers(points, w[None])[:, 0]
 
-    return same(law, 1.0, predict), 1, f"{c:.4g} * powers {w.tolist()}", predict, {}
+    return same(equation, 1.0, predict), 1, f"{c:.4g} * powers {w.tolist()}", predict, {}
 
 
-def rival(law: Law, X: np.ndarray, y: np.ndarray, seed: int, method: str) -> Outcome:
+def rival(equation: KnownEquation, X: np.ndarray, y: np.ndarray, seed: int, method: str) -> Outcome:
     """Another program. Where it fails, it has found nothing."""
     try:
         predict, size, formula = RIVALS[method](X, y, seed)
     except Exception as error:  # of any kind: the rows of the others shall be made
         message = f"{type(error).__name__}: {error}".partition("\n")[0]
         return False, 0, message, lambda points: np.full(len(points), np.nan), {}
-    return same(law, 1.0, predict), size, formula, predict, {}
+    return same(equation, 1.0, predict), size, formula, predict, {}
 
 
-def measure(law: Law, noise: float, seed: int, method: str, rows: int) -> Row:
+def measure(equation: KnownEquation, noise: float, seed: int, method: str, rows: int) -> Row:
     """One row of results."""
-    generator = np.random.default_rng([seed, len(law.name), *law.name.encode()])
-    X = law.draw(rows, generator)
-    y = law.measured(X, noise, generator)
+    generator = np.random.default_rng([seed, len(equation.name), *equation.name.encode()])
+    X = equation.draw(rows, generator)
+    y = equation.measured(X, noise, generator)
     begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if method in RIVALS:
-            outcome = rival(law, X, y, seed, method)
+            outcome = rival(equation, X, y, seed, method)
         else:
-            outcome = (regressor if method == "NPURegressor" else logarithms)(law, X, y, seed)
+            outcome = (regressor if method == "NPURegressor" else logarithms)(equation, X, y, seed)
         right, terms, formula, predict, more = outcome
         seconds = round(time.process_time() - begin, 3)
-        fresh = law.draw(1000, generator)
+        fresh = equation.draw(1000, generator)
         with np.errstate(all="ignore"):
-            true = law(fresh)
+            true = equation(fresh)
             error = float(np.sqrt(np.mean((predict(fresh) - true) ** 2) / np.mean(true**2)))
     return {
-        "equation": law.name, "class": law.kind, "noise": noise, "seed": seed, "method": method,
-        "rows": rows, **({"set": law.source} if law.source else {}), "found": right,
-        "terms": terms, "formula": formula, "error": error if np.isfinite(error) else None,
-        **more, "seconds": seconds, "processor": processor(),
+        "equation": equation.name, "class": equation.kind, "noise": noise, "seed": seed,
+        "method": method, "rows": rows, **({"set": equation.source} if equation.source else {}),
+        "found": right, "terms": terms, "formula": formula,
+        "error": error if np.isfinite(error) else None, **more,
+        "seconds": seconds, "processor": processor(),
     }  # fmt: skip
 
 
@@ -180,15 +184,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"not installed: {', '.join(absent)} (pip install {' '.join(absent)})")
     with told(parser), threadpool_limits(1):
         for method in options.methods:
-            measure(LAWS[0], 0.0, 0, method, 50)  # imports
+            measure(EQUATIONS[0], 0.0, 0, method, 50)  # imports
         for seed in range(options.seeds):
-            laws = {law.name: law for law in laws_of(seed) if law.kind in options.classes}
+            equations = {
+                equation.name: equation
+                for equation in equations_of(seed)
+                if equation.kind in options.classes
+            }
             planned = itertools.product(
-                laws, options.noise, [seed], options.methods, [options.rows]
+                equations, options.noise, [seed], options.methods, [options.rows]
             )
             complete(
                 options.out, ("equation", "noise", "seed", "method", "rows"), planned,
-                lambda name, *settings, laws=laws: measure(laws[name], *settings),
+                lambda name, *settings, equations=equations: measure(equations[name], *settings),
                 shown=("found", "seconds", "formula"),
             )  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""Whether data can tell an equation from the law: `NPURegressor`'s criterion (BIC) of both.
+"""Whether data distinguish an equation from the true one: `NPURegressor`'s criterion (BIC) of both.
 
-Both criteria are those of errors that are equal for all rows, as the benchmark's are. The law's
-coefficients are fitted to the rows, with its exponents and output power; the equation stays as it
-is. Parameters count as in the search. An equation whose criterion is no larger is not told apart
-from the law.
+Both criteria are those of errors that are equal for all rows, as the benchmark's are. The
+equation's coefficients are fitted to the rows, with its exponents and output power; the equation
+stays as it is. Parameters count as in the search. An equation whose criterion is no larger is not
+told apart from the true one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.equations.laws import Law
+from benchmarks.equations.known_equations import KnownEquation
 from npu_kernels.equations import Equation
 from npu_kernels.equations._expression import OutputFunction
 from npu_kernels.equations._limits import Exponents
@@ -36,21 +36,21 @@ def of(equation: Equation, X: np.ndarray, y: np.ndarray) -> float | None:
     return _cost(X, y, form, sign, coef, equation.exponents, equation.free, iterations=0)
 
 
-def of_law(law: Law, X: np.ndarray, y: np.ndarray) -> float | None:
-    """The criterion of a law; None if it is not finite.
+def of_equation(equation: KnownEquation, X: np.ndarray, y: np.ndarray) -> float | None:
+    """The criterion of an equation; None if it is not finite.
 
     A ratio is over each of the terms of its denominator in turn: the least counts.
     """
-    costs, X = list[float | None](), law.expanded(X)
-    for k in range(max(1, len(law.below))):
-        terms = (*law.terms, *law.below[:k], *law.below[k + 1 :])
-        coef, exponents = np.array([coef for coef, _ in terms]), law.exponents_of(terms)
-        if law.below:
-            coef = coef / law.below[k][0]
-            exponents = exponents - law.exponents_of(law.below[k : k + 1])
+    costs, X = list[float | None](), equation.expanded(X)
+    for k in range(max(1, len(equation.below))):
+        terms = (*equation.terms, *equation.below[:k], *equation.below[k + 1 :])
+        coef, exponents = np.array([coef for coef, _ in terms]), equation.exponents_of(terms)
+        if equation.below:
+            coef = coef / equation.below[k][0]
+            exponents = exponents - equation.exponents_of(equation.below[k : k + 1])
         free = np.zeros(exponents.shape, dtype=bool)
-        function = OutputFunction(law.function) if law.function else None
-        form = law.power, function, max(0, len(law.below) - 1)
+        function = OutputFunction(equation.function) if equation.function else None
+        form = equation.power, function, max(0, len(equation.below) - 1)
         size, sign = np.log(np.abs(coef)), np.sign(coef)
         costs.append(_cost(X, y, form, sign, size, exponents, free, iterations=20))
     return min((cost for cost in costs if cost is not None), default=None)

@@ -6,7 +6,7 @@
 Every table is fitted as it is, and in each variant: with MKL, OpenBLAS, ATen and NumPy held to
 AVX2 and to SSE4.2, with two threads, with the rows in another order, and with every y changed by
 1e-13 of itself. Tables are those of the benchmark of equations, first seed, and 100 more drawn
-laws, with noise 0 and 1 % of y's root mean square, in shuffled order: the first N are a fair
+equations, with noise 0 and 1 % of y's root mean square, in shuffled order: the first N are a fair
 sample. Two equations are the same if powers and functions are equal, and exponents within 0.002.
 "bic" is `NPURegressor`'s criterion of the equation. A run can be interrupted and started again.
 """
@@ -27,7 +27,7 @@ from benchmarks import rows_command
 from benchmarks.arguments import command, listed, positive
 from benchmarks.equations import criterion
 from benchmarks.equations.__main__ import best_equation
-from benchmarks.equations.laws import Law, drawn, drawn_ratio, laws_of
+from benchmarks.equations.known_equations import KnownEquation, drawn, drawn_ratio, equations_of
 from benchmarks.marked_blocks import record_table, renew
 from benchmarks.rows_command import Row
 from npu_kernels._jobs import files
@@ -55,11 +55,11 @@ CLOSE = 0.002  # the difference of exponents
 MAX_DIFFERENCE = 0.01  # of a criterion
 
 
-def all_laws() -> list[Law]:
-    """Laws in shuffled order."""
-    laws = [*laws_of(0), *(drawn(1000 + k) for k in range(60))]
-    laws += [drawn_ratio(1000 + k) for k in range(40)]
-    return [laws[k] for k in np.random.default_rng(0).permutation(len(laws))]
+def all_equations() -> list[KnownEquation]:
+    """Equations in shuffled order."""
+    equations = [*equations_of(0), *(drawn(1000 + k) for k in range(60))]
+    equations += [drawn_ratio(1000 + k) for k in range(40)]
+    return [equations[k] for k in np.random.default_rng(0).permutation(len(equations))]
 
 
 def environment(variant: str) -> dict[str, str]:
@@ -76,11 +76,11 @@ def environment(variant: str) -> dict[str, str]:
     return {**os.environ, **added}
 
 
-def measure(law: Law, noise: float, rows: int, variant: str) -> Row:
+def measure(equation: KnownEquation, noise: float, rows: int, variant: str) -> Row:
     """One row of results, by the libraries of this process."""
-    generator = np.random.default_rng([0, len(law.name), *law.name.encode()])
-    X = law.draw(rows, generator)
-    y = law.measured(X, noise, generator)
+    generator = np.random.default_rng([0, len(equation.name), *equation.name.encode()])
+    X = equation.draw(rows, generator)
+    y = equation.measured(X, noise, generator)
     if variant == "rows shuffled":
         order = np.random.default_rng(1).permutation(rows)
         X, y = X[order], y[order]
@@ -88,10 +88,10 @@ def measure(law: Law, noise: float, rows: int, variant: str) -> Row:
         y = y * (1 + 1e-13 * np.random.default_rng(1).standard_normal(rows))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        best = best_equation(law, X, y, seed=0)
+        best = best_equation(equation, X, y, seed=0)
     return {
-        "equation": law.name,
-        "class": law.kind,
+        "equation": equation.name,
+        "class": equation.kind,
         "noise": noise,
         "rows": rows,
         "variant": variant,
@@ -178,15 +178,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return status
         print(table(rows_command.read(options.out)))
         return 0
-    laws = {law.name: law for law in all_laws()}
-    tables = itertools.islice(itertools.product(laws, NOISES), options.tables)
+    equations = {equation.name: equation for equation in all_equations()}
+    tables = itertools.islice(itertools.product(equations, NOISES), options.tables)
     planned = [(*one, options.rows, variant) for one in tables for variant in options.variants]
     with rows_command.told(parser):
         rows_command.complete(
             options.out,
             KNOWN_BY,
             planned,
-            lambda name, *settings: measure(laws[name], *settings),
+            lambda name, *settings: measure(equations[name], *settings),
             shown=("formula",),
         )
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.equations.laws import OTHERS, laws_of
+from benchmarks.equations.known_equations import OTHERS, equations_of
 from benchmarks.equations.rivals import RIVALS
 from benchmarks.marked_blocks import insert
 from benchmarks.marked_blocks import table as markdown_table
@@ -34,7 +34,7 @@ WHOLE_SRSD = "srsd", "srsdf", "srsdr", "srsdm"  # with `OTHERS`, all equations o
 SHOWN_NOISES = (0.0, 0.01)  # in the picture
 ROUNDING = 0.01  # of criteria
 PLANNED_SEEDS = 10  # of the whole benchmark
-EACH = Counter(law.kind for law in laws_of(0))
+EACH = Counter(equation.kind for equation in equations_of(0))
 
 # Shares of equations found: method, noise, of one product, of a sum, of a power of a sum; and who
 # published them.
@@ -105,7 +105,7 @@ def of_srsd(rows: Sequence[Row]) -> str:
 
 
 def not_told_apart(row: Row) -> bool:
-    """Whether an equation that was not found is as good as the law by its criterion."""
+    """Whether an equation that was not found is as good as the equation by its criterion."""
     bic, truth = row.get("bic"), row.get("truth_bic")
     return bic is not None and truth is not None and bic <= truth + ROUNDING
 

@@ -1,12 +1,12 @@
 """Many equations over workers: the time of `fit_many` over 1, 2 and 4 processes.
 
-    python -m benchmarks.equations.workers [--laws N] [--workers 1,2,4] [--json FILE]
+    python -m benchmarks.equations.workers [--equations N] [--workers 1,2,4] [--json FILE]
     python -m benchmarks.equations.workers --page PAGE FILE...
 
-The first form measures; rows go to FILE. The laws are those of the benchmark of equations, then
-drawn sums, with noise of 1 % of y's root mean square. joblib's processes fit them; the time that
-the processes take to start is counted. The second form writes a table of rows between the marks of
-a page.
+The first form measures; rows go to FILE. The equations are those of the benchmark of equations,
+then drawn sums, with noise of 1 % of y's root mean square. joblib's processes fit them; the time
+that the processes take to start is counted. The second form writes a table of rows between the
+marks of a page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import rows_command
 from benchmarks.arguments import command, listed, positive
-from benchmarks.equations.laws import LAWS, SRSD, drawn
+from benchmarks.equations.known_equations import EQUATIONS, SRSD, drawn
 from benchmarks.marked_blocks import record_table
 from benchmarks.rows_command import Row
 from benchmarks.throughput import environment, results
@@ -31,16 +31,16 @@ NOISE = 0.01  # of y's root mean square
 
 
 def tables(count: int, rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return the data of the first laws, by the laws' names."""
-    known = [*LAWS, *SRSD]
-    laws = [*known, *(drawn(k) for k in range(max(0, count - len(known))))][:count]
+    """Return the data of the first equations, by the equations' names."""
+    known = [*EQUATIONS, *SRSD]
+    equations = [*known, *(drawn(k) for k in range(max(0, count - len(known))))][:count]
     problems = {}
-    for law in laws:
-        generator = np.random.default_rng([len(law.name), *law.name.encode()])
-        X = law.draw(rows, generator)
-        y = law(X)
+    for equation in equations:
+        generator = np.random.default_rng([len(equation.name), *equation.name.encode()])
+        X = equation.draw(rows, generator)
+        y = equation(X)
         y = y + NOISE * np.sqrt(np.mean(y**2)) * generator.standard_normal(rows)
-        problems[law.name] = (X, y)
+        problems[equation.name] = (X, y)
     return problems
 
 
@@ -80,7 +80,7 @@ def table(rows: Sequence[Row]) -> str:
         records = [
             {
                 "workers": str(row["workers"]),
-                "laws a minute": f"{60 * row['laws'] / row['seconds']:.3g}",
+                "equations a minute": f"{60 * row['laws'] / row['seconds']:.3g}",
                 f"times as fast as {first['workers']}": f"{first['seconds'] / row['seconds']:.2f}",
                 "the same equations": "yes" if row["same_equations"] else "no",
             }
@@ -102,10 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     parser = command("benchmarks.equations.workers", __doc__)
     add, several = parser.add_argument, "numbers of processes, with commas between"
-    add("--laws", type=positive, default=200, help="number of laws")
+    add("--equations", type=positive, default=200, help="number of equations")
     add("--rows", type=positive, default=500, help="rows of each table")
     add("--workers", type=listed(positive), default="1,2,4", help=several)
-    measured = lambda options: measure(options.laws, options.rows, options.workers)  # noqa: E731
+    measured = lambda options: measure(options.equations, options.rows, options.workers)  # noqa: E731
     return rows_command.run(parser, argv, MARK, table, measured)
 
 

@@ -1,1 +1,1 @@
-"""The shares of time series whose law `ode.fit` finds. ``python -m benchmarks.time_series``."""
+"""The shares of series whose equations `ode.fit` finds. ``python -m benchmarks.time_series``."""

@@ -1,4 +1,4 @@
-"""The share of time series in which `ode.fit` finds known laws, and its 95 % intervals are right.
+"""How often `ode.fit` finds the known equations of time series, with right 95 % intervals.
 
     python -m benchmarks.time_series --noise 0,0.01,0.05 --seeds 50 # the rows that the file lacks
     python -m benchmarks.time_series --report docs/how-well.md   # the tables of the file's rows
@@ -10,14 +10,14 @@ bromine    2 HBr from H2 and Br2 at a rate k [H2] [Br2]^(1/2), 25 points, first 
 hunters    Lotka and Volterra's law, 40 points from 0 to 12, first states known
 
 Noise is normal, in units of each column's root mean square. The method "search" knows nothing of
-the law but the number of terms, and has 24 starts; "form" begins with the true law, of which all
-that is not 0 is fitted. The form is right if exactly the true coefficients and exponents are not 0.
-Where it is wrong no exponent counts as within its interval. "exact": every exponent is its true
-fraction. A second table counts the alternatives too, the laws that the data hardly tell from the
-best one: whether one of them has the right form, and whether its intervals contain the truth. A
-third one has the draws in which the form is wrong. --odebench runs the 63 systems of ODEBench, and
-those of SRBench (101 to 107), from both of their starts (odebench.py). A run can be interrupted and
-started again.
+the equation but the number of terms, and has 24 starts; "form" begins with the true equation, of
+which all that is not 0 is fitted. The form is right if exactly the true coefficients and exponents
+are not 0. Where it is wrong no exponent counts as within its interval. "exact": every exponent is
+its true fraction. A second table counts the alternatives too, the equations that the data hardly
+tell from the best one: whether one of them has the right form, and whether its intervals contain
+the truth. A third one has the draws in which the form is wrong. --odebench runs the 63 systems of
+ODEBench, and those of SRBench (101 to 107), from both of their starts (odebench.py). A run can be
+interrupted and started again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from npu_kernels.equations._series.simplify import WINDOW
 
 OUT = Path(__file__).parents[1] / "results" / "time-series.jsonl"
 ODEBENCH_OUT = OUT.with_name("odebench.jsonl")
-MARK, LAWS, WRONG = "time-series", "time-series-laws", "time-series-wrong"
+MARK, EQUATIONS, WRONG = "time-series", "time-series-equations", "time-series-wrong"
 ODEBENCH = "odebench"
 METHODS = ("search", "form")
 TITLES = {
@@ -61,7 +61,7 @@ DESIGN = {("fsir", 0.01, seed) for seed in range(50)}
 
 @dataclass(frozen=True)
 class Case:
-    """A law and how it is measured."""
+    """An equation and how it is measured."""
 
     names: tuple[str, ...]  # of the states
     exponents: tuple[tuple[float, ...], ...]  # [h, D]
@@ -166,25 +166,25 @@ def measure(name: str, noise: float, seed: int, method: str) -> Row:
     )  # fmt: skip
     seconds = round(time.process_time() - begin, 2)
     key = {"case": name, "noise": noise, "seed": seed, "method": method}
-    law = str(fit.equation).replace("\n", "; ")
-    row = {**key, **judge(case, fit), "law": law, "seconds": seconds, "processor": processor()}
+    equation = str(fit.equation).replace("\n", "; ")
+    row = {**key, **judge(case, fit), "law": equation, "seconds": seconds, "processor": processor()}
     return row | (judge_all(case, fit) if searching else {})
 
 
 def judge_all(case: Case, fit: ode.SeriesFitResult) -> dict[str, Any]:
-    """Judge the law and its alternatives: how many, the best form, and that one's intervals."""
+    """Judge the equation and its alternatives: their number, the best form and its intervals."""
     begin = time.process_time()
-    laws = [fit, *fit.alternatives()]
+    equations = [fit, *fit.alternatives()]
     seconds = round(time.process_time() - begin, 2)
-    judged = [judge(case, law) for law in laws]
+    judged = [judge(case, equation) for equation in equations]
     best = max(judged, key=lambda result: (result["form"], result["inside"]))
     behind = (
-        round(law.bic - fit.bic, 2)
-        for law, result in zip(laws, judged, strict=True)
+        round(equation.bic - fit.bic, 2)
+        for equation, result in zip(equations, judged, strict=True)
         if result["form"]
     )
     return {
-        "laws": len(laws), "among": best["form"], "inside_among": best["inside"],
+        "laws": len(equations), "among": best["form"], "inside_among": best["inside"],
         "behind": next(behind, None), "seconds_among": seconds,
     }  # fmt: skip
 
@@ -222,8 +222,8 @@ def table(rows: list[Row]) -> str:
     return record_table(records).rstrip("\n")
 
 
-def table_of_laws(rows: list[Row]) -> str:
-    """The shares for the law and its alternatives, of the searches that have them."""
+def table_of_equations(rows: list[Row]) -> str:
+    """The shares for the equation and its alternatives, of the searches that have them."""
     searched = [r for r in rows if "laws" in r and (r["case"], r["noise"], r["seed"]) not in DESIGN]
     return record_table({
         "system": TITLES[case], "noise": f"{100 * noise:g} %", "data sets": str(len(group)),
@@ -244,14 +244,14 @@ def table_of_wrong(rows: list[Row]) -> str:
     lines, beyond = [], f"more than {WINDOW:.1f}, or not met"
     for row in sorted(wrong, key=lambda r: (list(CASES).index(r["case"]), r["seed"])):
         behind = beyond if row["behind"] is None else f"{row['behind']:.1f}"
-        law = row["law"].replace("; ", "<br>")
-        lines.append([TITLES[row["case"]], str(row["seed"]), law, behind, str(row["laws"])])
+        equation = row["law"].replace("; ", "<br>")
+        lines.append([TITLES[row["case"]], str(row["seed"]), equation, behind, str(row["laws"])])
     return markdown_table(header, lines).rstrip("\n")
 
 
 def page(text: str, rows: list[Row], odebench_rows: list[Row]) -> str:
     """A page with the tables of these rows."""
-    for mark, content in ((MARK, table), (LAWS, table_of_laws), (WRONG, table_of_wrong)):
+    for mark, content in ((MARK, table), (EQUATIONS, table_of_equations), (WRONG, table_of_wrong)):
         text = insert(text, content(rows), mark)
     return insert(text, odebench.table(odebench_rows), ODEBENCH)
 

@@ -1,11 +1,11 @@
-"""ODEBench and Strogatz: how well laws reconstruct a series, and another one of the same system.
+"""ODEBench and Strogatz: how well equations reconstruct a series and another of the same system.
 
-Each system has two starts. A law is fitted to the series of one of them. "Reconstruction": the law
-from that start follows the true trajectory with R2 above 0.9 (columns weighted by their variances);
-"generalisation": so does the law from the other start. "Form right", of the systems whose right
-sides are sums of products of powers: exactly the true coefficients and exponents are not 0. Noise
-is multiplicative, as in the published benchmark, and `ode.fit` is told so (`sigma="proportional"`).
-The laws are those of `ode.fit`, or of pysindy.
+Each system has two starts. An equation is fitted to the series of one of them. "Reconstruction":
+the equation from that start follows the true trajectory with R2 above 0.9 (columns weighted by
+their variances); "generalisation": so does the equation from the other start. "Form right", of the
+systems whose right sides are sums of products of powers: exactly the true coefficients and
+exponents are not 0. Noise is multiplicative, as in the published benchmark, and `ode.fit` is told
+so (`sigma="proportional"`). The equations are those of `ode.fit`, or of pysindy.
 
 pysindy is sparse regression of slopes on products (Brunton, Proctor and Kutz 2016). It is not
 needed otherwise: ``pip install pysindy``. Its settings are those of `GRID`, in which the
@@ -41,10 +41,10 @@ KEYS = "system", "start", "noise", "dropped", "method"  # of a row
 # Method, shares of series reconstructed and generalised to without noise, in %; 126 series.
 PUBLISHED = ("ODEFormer, published", 66.4, 32.8)
 MIN_R2 = 0.9
-MAX_EVALUATIONS = 60_000  # of a law, whose trajectory may come near a pole
-MAX_TRIAL_EVALUATIONS = 6000  # of a law of pysindy's grid
+MAX_EVALUATIONS = 60_000  # of an equation, whose trajectory may come near a pole
+MAX_TRIAL_EVALUATIONS = 6000  # of an equation of pysindy's grid
 MAX_SIZE = 1e15  # of its states
-Numbers = tuple[np.ndarray, np.ndarray]  # exponents [h, D] and coefficients [D, h] of a law
+Numbers = tuple[np.ndarray, np.ndarray]  # exponents [h, D] and coefficients [D, h] of an equation
 
 
 def expressions(system: System) -> tuple[list[sympy.Symbol], list[sympy.Expr]]:
@@ -56,7 +56,7 @@ def expressions(system: System) -> tuple[list[sympy.Symbol], list[sympy.Expr]]:
 
 
 def terms(system: System) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return exponents ``[h, D]`` and coefficients ``[D, h]``; None for another kind of law."""
+    """Return exponents ``[h, D]`` and coefficients ``[D, h]``; None for other equations."""
     states, sides = expressions(system)
     rows: dict[tuple[float, ...], np.ndarray] = collections.defaultdict(
         lambda: np.zeros(len(sides))
@@ -128,7 +128,7 @@ def r2(true: np.ndarray, path: np.ndarray | None) -> float:
 
 
 def slope_of(exponents: np.ndarray, coefficients: np.ndarray) -> Any:
-    """Return the law as a function of time and state; exponents ``[h, D]``, coefficients [D, h]."""
+    """Return the equation of time and state; exponents ``[h, D]``, coefficients ``[D, h]``."""
 
     def slope(_: float, x: np.ndarray) -> np.ndarray:
         signs = np.cos(np.pi * exponents * (x < 0))
@@ -138,9 +138,9 @@ def slope_of(exponents: np.ndarray, coefficients: np.ndarray) -> Any:
     return slope
 
 
-def has_form(law: Numbers, known: Numbers) -> bool:
+def has_form(equation: Numbers, known: Numbers) -> bool:
     """Return whether exactly the true numbers are not 0, whatever the order of the terms."""
-    (powers, rates), (exponents, coefficients) = law, known
+    (powers, rates), (exponents, coefficients) = equation, known
     return powers.shape == exponents.shape and any(
         np.array_equal(powers[list(order)] != 0, exponents != 0)
         and np.array_equal(rates[:, list(order)] != 0, coefficients != 0)
@@ -151,7 +151,7 @@ def has_form(law: Numbers, known: Numbers) -> bool:
 def fitted(
     times: np.ndarray, values: np.ndarray, has_noise: bool = False
 ) -> tuple[Numbers, str, bool]:
-    """Return the law of `ode.fit`: its numbers, its text, and whether it warned.
+    """Return the equation of `ode.fit`: its numbers, its text, and whether it warned.
 
     has_noise: in proportion to the values.
     """
@@ -170,7 +170,7 @@ def fitted(
 
 
 def sindy(times: np.ndarray, values: np.ndarray) -> tuple[Numbers, str, bool]:
-    """Return the law of pysindy, as `fitted` does; it never warns."""
+    """Return the equation of pysindy, as `fitted` does; it never warns."""
 
     def path(exponents: np.ndarray, coefficients: np.ndarray) -> np.ndarray | None:
         slope = slope_of(exponents, coefficients)
@@ -195,15 +195,15 @@ def measure(number: int, start: int, noise: float, dropped: float, method: str =
     try:
         series = times[rows], values[rows]
         is_ours = method == METHODS[0]
-        law, text, warned = fitted(*series, noise > 0) if is_ours else sindy(*series)
-    except (RuntimeError, NoLawError) as error:
+        equation, text, warned = fitted(*series, noise > 0) if is_ours else sindy(*series)
+    except (RuntimeError, NoEquationError) as error:
         row |= {"law": None, "error": str(error), "form": False, "warned": True}
         scores: list[float | None] = [None, None]
         seconds = round(time.process_time() - begin, 2)
     else:
         seconds = round(time.process_time() - begin, 2)
-        row |= {"law": text, "form": bool(known and has_form(law, known)), "warned": warned}
-        other, slope = truth(system, 1 - start, times), slope_of(*law)
+        row |= {"law": text, "form": bool(known and has_form(equation, known)), "warned": warned}
+        other, slope = truth(system, 1 - start, times), slope_of(*equation)
         exact = r2(true, solved(slope, values[0], times)), r2(other, solved(slope, other[0], times))
         scores = [round(score, 4) if np.isfinite(score) else None for score in exact]
     row |= {"reconstruction": scores[0], "generalisation": scores[1], "seconds": seconds}
@@ -264,7 +264,9 @@ def picture(rows: list[Row], path: Path) -> None:
         axis.set_xticks(range(len(labels)), labels)
         axis.set(title=score, ylim=(0, 110), ylabel="R2 above 0.9 (%)")
     legend(axes[0][0], 3)
-    headline(drawing, "Laws of ODEBench's series", "generalisation: from the system's other start")
+    headline(
+        drawing, "Equations of ODEBench's series", "generalisation: from the system's other start"
+    )
     save(drawing, path)
 
 
@@ -273,8 +275,8 @@ GRID = (2, 3), (0.01, 0.05, 0.1, 0.5), ("fourth order", "Savitzky-Golay")
 WINDOW = 4  # times the median distance of the times: half of the window of Savitzky and Golay
 
 
-class NoLawError(RuntimeError):
-    """No setting gave a law whose trajectory ends at the last time."""
+class NoEquationError(RuntimeError):
+    """No setting gave an equation whose trajectory ends at the last time."""
 
 
 def sparse(
@@ -282,26 +284,26 @@ def sparse(
     values: np.ndarray,
     path: Callable[[np.ndarray, np.ndarray], np.ndarray | None],
 ) -> tuple[Numbers, str]:
-    """Return exponents and coefficients of the best law of `GRID`, and its text.
+    """Return exponents and coefficients of the best equation of `GRID`, and its text.
 
     path: from exponents and coefficients to the states at the times, None without a trajectory.
     """
     best: tuple[float, Numbers] = math.inf, (np.zeros((0, 0)), np.zeros((0, 0)))
     for setting in itertools.product(*GRID):
-        law = _law(times, values, *setting)
-        states = path(*law)
+        equation = _equation(times, values, *setting)
+        states = path(*equation)
         if states is None:
             continue
         squares = np.maximum(((states - values) ** 2).mean(0), 1e-12 * values.var(0) + 1e-300)
         likelihood = len(values) * float(np.log(squares).sum())
-        criterion = likelihood + math.log(values.size) * int((law[1] != 0).sum())
-        best = min(best, (criterion, law), key=lambda pair: pair[0])
+        criterion = likelihood + math.log(values.size) * int((equation[1] != 0).sum())
+        best = min(best, (criterion, equation), key=lambda pair: pair[0])
     if not math.isfinite(best[0]):
-        raise NoLawError("pysindy: no law of the grid has a trajectory to the last time")
+        raise NoEquationError("pysindy: no equation of the grid has a trajectory to the last time")
     return best[1], _text(*best[1])
 
 
-def _law(
+def _equation(
     times: np.ndarray, values: np.ndarray, degree: int, threshold: float, kind: str
 ) -> Numbers:
     """Return exponents ``[h, D]`` and coefficients ``[D, h]`` of one setting."""
@@ -328,7 +330,7 @@ def _law(
 
 
 def _text(exponents: np.ndarray, coefficients: np.ndarray) -> str:
-    """Return the law in one line."""
+    """Return the equation in one line."""
     products = [
         "".join(f"*x{i}" + (f"**{w:g}" if w != 1 else "") for i, w in enumerate(row) if w)
         for row in exponents

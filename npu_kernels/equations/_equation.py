@@ -37,7 +37,7 @@ Array = Any
 WHOLE = 1e-9  # distance from an integer up to which an exponent is one
 
 # ---- layers --------------------------------------------------------------------------------------
-# The layers of a law: its products of powers, and functions.
+# The layers of an equation: its products of powers, and functions.
 
 
 class Products(RealNPU):
@@ -270,7 +270,7 @@ class Equation:
         return np.concatenate(parts or [np.empty(0)])
 
     def _columns(self, X: Array) -> Array:
-        """The inputs and the functions that the law has ``[N, n]``."""
+        """The inputs and the functions that the equation has ``[N, n]``."""
         return self.functions.expand(X, (self.exponents != 0).any(0))
 
     def _beyond(self, X: Array, group: Array | None) -> Array:

@@ -252,8 +252,8 @@ class Expression:
 # ---- functions -----------------------------------------------------------------------------------
 # Functions of single inputs as columns in addition to the inputs, and functions of y.
 #
-# A law's products are then of inputs and of functions of inputs, as in ``r F sin(t)``. With a
-# function of y it is a law for f(y), whose errors are still those of y: residuals are ``y -
+# An equation's products are then of inputs and of functions of inputs, as in ``r F sin(t)``. With a
+# function of y it is an equation for f(y), whose errors are still those of y: residuals are ``y -
 # g(sum)`` with g the inverse of f.
 
 INPUT_FUNCTIONS = ("sin", "cos", "log", "exp")
@@ -319,7 +319,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Functions:
-    """The columns of a law: the inputs, and functions of them."""
+    """The columns of an equation: the inputs, and functions of them."""
 
     inputs: tuple[str, ...]  # names
     columns: tuple[Column, ...] = ()
@@ -476,7 +476,7 @@ OF_NUMBERS_INSIDE = ("log", "logit", "log(1+1/y)")  # the ends of the domain are
 
 @dataclass(frozen=True)
 class OutputFunction:
-    """A function f of ``factor y``, for which a law is the sum.
+    """A function f of ``factor y``, for which an equation is the sum.
 
     Attributes:
         name: of f.

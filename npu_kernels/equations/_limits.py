@@ -1,4 +1,4 @@
-"""What is known of a law before the search: units, bounds and signs, terms."""
+"""What is known of an equation before the search: units, bounds and signs, terms."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def _refuse(
 
 
 # ---- bounds and terms ----------------------------------------------------------------------------
-# Prior knowledge of a law: bounds and signs, terms that it has, terms that it has not.
+# Prior knowledge of an equation: bounds and signs, terms that it has, terms that it has not.
 
 BOUND = 6.0  # the largest size of an exponent, unless the user says otherwise
 APART = 0.1  # difference of exponents up to which a product is like one of `terms`
@@ -247,10 +247,10 @@ class Limits:
     high: Array  # [n]
     integer: Array  # [n], the columns whose exponents are integers
     positive: bool  # no coefficient is below 0, but for those of `terms`
-    terms: Array  # [F, n], exponents of products that the law has
+    terms: Array  # [F, n], exponents of products that the equation has
     coef_low: Array  # [F], the bounds of their coefficients
     coef_high: Array  # [F]
-    excluded: Array  # [E, n], exponents of products that the law has not
+    excluded: Array  # [E, n], exponents of products that the equation has not
 
     @property
     def bounded(self) -> Array:
@@ -263,7 +263,7 @@ class Limits:
         return np.where(np.isinf(low), -bound, low), np.where(np.isinf(high), bound, high)
 
     def of_coefficients(self, exponents: Array, below: int) -> tuple[Array, Array]:
-        """Return the bounds of a law's coefficients ``[K]``.
+        """Return the bounds of an equation's coefficients ``[K]``.
 
         exponents: of its terms ``[K, n]``, those of `terms` first, in any order. below: how many
         terms, the last ones, are in the denominator.
@@ -336,7 +336,7 @@ class ScaledLimits:
         return low, high
 
     def of_terms(self, u: Array, parity: Array, below: int) -> ScaledLimits:
-        """Return the limits of a law that has these terms in any case, with coefficients of 0.
+        """Return the limits of an equation that has these terms always, with coefficients of 0.
 
         The terms that every sum has are the first ones, in any order.
         """

@@ -64,7 +64,7 @@ def exponent_nats(exponent: float, inputs: int | None = None) -> float:
 
 
 # ---- text ----------------------------------------------------------------------------------------
-# Exponents and terms of laws as text in Python's operators.
+# Exponents and terms of equations as text in Python's operators.
 
 ROUNDING = 2.0**-52
 DIGITS = 6  # of an exponent that is no fraction, and of a factor in a function

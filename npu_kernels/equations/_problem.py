@@ -1,11 +1,11 @@
 """One output's rows as the search sees them: logarithms, signs, and a target of size 1.
 
-The law that is looked for is ``y**p = sum_k c_k prod_i x_i**w_ki``. Inputs are divided by their
-geometric mean and y by its root mean square, so that nothing depends on the units; `Equation` folds
-both back into the constants. Inputs may be functions of columns, and the law one for a function of
-y: see functions.py. Where units restrict the exponents of a term to ``w = w0 + Z u``, the
-search runs over u: the inputs are then products of powers of the columns (``logs @ Z``), and every
-term has the factor ``exp(logs @ w0)``.
+The equation that is looked for is ``y**p = sum_k c_k prod_i x_i**w_ki``. Inputs are divided by
+their geometric mean and y by its root mean square, so that nothing depends on the units; `Equation`
+folds both back into the constants. Inputs may be functions of columns, and the equation one for a
+function of y: see functions.py. Where units restrict the exponents of a term to ``w = w0 + Z u``,
+the search runs over u: the inputs are then products of powers of the columns (``logs @ Z``), and
+every term has the factor ``exp(logs @ w0)``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Scaled:
     """One output for one output power: what does not depend on the choice of rows."""
 
     power: float  # p
-    function: OutputFunction | None  # f of a law for f(y); its p and sign are 1
+    function: OutputFunction | None  # f of an equation for f(y); its p and sign are 1
     sign: float  # the target is sign y / unit
     unit: float
     scale: float  # of y or f(y), of which the sums are in proportion to a power
@@ -181,7 +181,7 @@ class Problem(Target):
     def different(self) -> int:
         """How many rows differ from those before them: of sorted rows the number of different ones.
 
-        A law with as many parameters may pass through all of them.
+        An equation with as many parameters may pass through all of them.
         """
         parts = [self.logs, self.base, self.target]
         parts += [] if self.negative is None else [self.negative]
@@ -463,7 +463,7 @@ def all_rows(
     Powers other than 1 and -1 need a y of one sign, and all but 1 one without zeros, but for what
     errors explain. With negative inputs and units, exponents that are fixed must be integers.
     error: an estimate of the standard deviation of ``weight * y``. factor: the errors are factors,
-    so that y has one sign and no zeros. function: of y, of which the power is that of the law.
+    so that y has one sign and no zeros. function: of y, of which the power is that of the equation.
     below: see `Scaled`. limits: of exponents and coefficients. addend: a part of every sum. group:
     see `Target`. digits: the relative error to which y is rounded.
     """

@@ -146,7 +146,7 @@ def read_labels(
 def indices(
     function: str, labels: tuple[Any, ...] | None, groups: Any, rows: int, used: Array | None = None
 ) -> Array | None:
-    """Return the index among the labels for each row; None for a law without groups.
+    """Return the index among the labels for each row; None for an equation without groups.
 
     used: see `read_labels`.
     """
@@ -219,10 +219,10 @@ CHANCE = 4.0  # standard deviations of a correlation from which it is none of ch
 FEW_NEIGHBOURS = 100  # rows below which neighbours alone tell little
 RARE = 5e-4  # probability of a pattern by chance, below which it is none of chance
 RARE_OF_ALL = 0.1  # share of it for curves with a constant, which are tried as well
-CURVES = 3  # polynomials that a smooth curve has in addition to the law
+CURVES = 3  # polynomials that a smooth curve has in addition to the equation
 GROWING = 5.0  # standard deviations of a rank correlation from which errors follow a column
 MANY_TIMES = 4.0  # as large: from there on, errors are not alike
-OWN_PART = 0.1  # of a polynomial that the law's own terms leave, from which it is one of these
+OWN_PART = 0.1  # of a polynomial that the equation's own terms leave, from which it is one of these
 
 
 def spread(rows: int, most: int) -> Array:
@@ -281,18 +281,18 @@ def pattern(X: Array, residuals: Array, derivatives: Array) -> float:
     Neighbours tell little of few rows. It is the correlation with a smooth curve, or that of the
     signs of neighbours.
 
-    derivatives: of the residuals for the law's parameters ``[N, q]``.
+    derivatives: of the residuals for the equation's parameters ``[N, q]``.
     """
     if not np.isfinite(np.column_stack([derivatives, residuals])).all():
         return 0.0
     size = np.linalg.norm(derivatives, axis=0)
-    law = np.linalg.qr(derivatives / np.where(size > 0, size, 1.0))[0]
-    rest, rare = residuals - law @ (law.T @ residuals), RARE / max(1, X.shape[1])
+    tangents = np.linalg.qr(derivatives / np.where(size > 0, size, 1.0))[0]
+    rest, rare = residuals - tangents @ (tangents.T @ residuals), RARE / max(1, X.shape[1])
     parts = (
         (
             _runs(x, residuals, rare),
-            _curve(x, rest, law, rare, 1),
-            _curve(x, rest, law, RARE_OF_ALL * rare, 0),
+            _curve(x, rest, tangents, rare, 1),
+            _curve(x, rest, tangents, RARE_OF_ALL * rare, 0),
         )
         for x in X.T
     )
@@ -313,18 +313,18 @@ def times_as_large(column: Array, size: Array) -> float:
     return float(np.clip(high, 1e-99, 1e99) / np.clip(low, 1e-99, 1e99))
 
 
-def _curve(column: Array, residuals: Array, law: Array, rare: float, first: int) -> float:
+def _curve(column: Array, residuals: Array, tangents: Array, rare: float, first: int) -> float:
     """The correlation of residuals with a smooth curve; 0 where its probability is not rare.
 
-    The curve is the sum of a few polynomials of the ranks that are no part of the law, and F of
-    least squares says whether it may be chance. law: an orthonormal basis of its derivatives.
-    first: the lowest degree of the polynomials, 0 or 1. With 0 a law with a constant has the same
-    curves as one without, which takes more rows.
+    The curve is the sum of a few polynomials of the ranks that are no part of the equation, and F
+    of least squares says whether it may be chance. tangents: an orthonormal basis of its
+    derivatives. first: the lowest degree of the polynomials, 0 or 1. With 0 an equation with a
+    constant has the same curves as one without, which takes more rows.
     """
     from scipy.special import fdtrc
 
-    rows, parameters = law.shape
-    order, basis = 2 * ranks_among(column, np.sort(column)) - 1, law
+    rows, parameters = tangents.shape
+    order, basis = 2 * ranks_among(column, np.sort(column)) - 1, tangents
     limit = parameters + CURVES
     degree = min(parameters + CURVES + 2, len(np.unique(column)) - 1)
     for k, polynomial in enumerate(np.polynomial.legendre.legvander(order, degree).T[first:]):

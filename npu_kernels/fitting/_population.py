@@ -525,7 +525,7 @@ def without_coefficient(model: nn.Module, original: nn.Module) -> nn.Module:
 
 # ---- inputs of both signs ------------------------------------------------------------------------
 #
-# A fit of sizes and signs as separate inputs, and its law as one of inputs.
+# A fit of sizes and signs as separate inputs, and its equation as one of inputs.
 #
 # Between two integer exponents of a negative input, a power unit's cosine passes 0: training rarely
 # crosses such a barrier. The power of a size ``|x|`` has none, and that of a sign needs only 0 or

@@ -234,8 +234,8 @@ class FitResult:
     complete: bool = True
     n_folds: int = 0
 
-    def _law(self) -> str:
-        """The law in words, or the model's kind where it cannot be read."""
+    def _equation(self) -> str:
+        """The equation in words, or the model's kind where it cannot be read."""
         try:
             from npu_kernels.formula import extract
 
@@ -254,7 +254,7 @@ class FitResult:
         ]
 
     def __str__(self) -> str:
-        return display.text(self._law(), self._rows())
+        return display.text(self._equation(), self._rows())
 
     def _repr_html_(self) -> str:
-        return display.table(self._law(), (), self._rows())
+        return display.table(self._equation(), (), self._rows())

@@ -619,12 +619,14 @@ def _auto(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
     rows = as_rows(u0, weights[0], call.has_starts)
     device_index = tuple(part.to(u0.device) for part in index)
     has_models = len(index) == 2
-    laws = tuple(w[device_index[0]] if has_models and w is not None else w for w in weights)
+    second_weights = tuple(
+        w[device_index[0]] if has_models and w is not None else w for w in weights
+    )
     second = _solve(
         by_implicit._replace(has_starts=not has_models),
         times,
         rows[device_index],
-        laws,  # type: ignore[arg-type]
+        second_weights,  # type: ignore[arg-type]
     )
     counts = _with_evaluations(second.counts.reshape(len(index[0]), -1), first.counts[index])
     paths = first.path if call.has_starts else first.path.unsqueeze(-3)

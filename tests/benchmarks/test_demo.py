@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.demo import __main__ as demo
-from benchmarks.demo import arithmetic, kepler, law, speed
+from benchmarks.demo import arithmetic, equation, kepler, speed
 from benchmarks.paper.simple import task as simple
 from benchmarks.throughput.cases import Size
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another
 # ---- (a) -----------------------------------------------------------------------------------------
 
 
-def test_every_orbit_obeys_the_law_within_a_fraction_of_a_percent():
+def test_every_orbit_obeys_the_equation_within_a_fraction_of_a_percent():
     bodies = kepler.read_bodies()
     assert len(bodies) == len({b.name for b in bodies}) == 34
     assert [b.name for b in bodies if b.kind == "planet"] == [
@@ -79,20 +79,26 @@ def test_the_whole_demonstration_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         arithmetic, "run", lambda folder, steps: parts["arithmetic"](folder, steps=3, seeds=2)
     )
-    monkeypatch.setattr(law, "run", lambda: print("(d) a law"))
+    monkeypatch.setattr(equation, "run", lambda: print("(d) an equation"))
     monkeypatch.setattr(
         speed, "run", lambda **o: parts["speed"](**o, sizes=[Size(4, 3, 2)], seconds=0.01)
     )
     assert demo.main(["--quick", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    for part in ("(a) Kepler", "(b) the paper's arithmetic", "(c) speed", "(d) a law", "Done in"):
+    for part in (
+        "(a) Kepler",
+        "(b) the paper's arithmetic",
+        "(c) speed",
+        "(d) an equation",
+        "Done in",
+    ):
         assert part in printed
 
 
-def test_the_law_of_thrown_stones(capsys):
+def test_the_equation_of_thrown_stones(capsys):
     for name in ("sklearn", "pandas", "pint"):
         pytest.importorskip(name, reason=f"{name} is not installed")
-    model = law.run()
+    model = equation.run()
     terms = {
         tuple(w): c for w, c in zip(model.exponents_.tolist(), model.coef_.tolist(), strict=True)
     }

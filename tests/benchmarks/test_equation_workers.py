@@ -10,7 +10,7 @@ from benchmarks.equations import workers
 
 def test_rows_of_two_numbers_of_workers(tmp_path: Path) -> None:
     file, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
-    sizes = ["--laws", "3", "--rows", "60"]
+    sizes = ["--equations", "3", "--rows", "60"]
     assert workers.main([*sizes, "--workers", "1,2", "--json", str(file)]) == 0
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["workers"] for row in rows] == [1, 2]
@@ -19,5 +19,6 @@ def test_rows_of_two_numbers_of_workers(tmp_path: Path) -> None:
     page.write_text(f"<!-- {workers.MARK}:begin -->\n<!-- {workers.MARK}:end -->\n")
     assert workers.main(["--page", str(page), str(file)]) == 0
     assert (
-        "| workers | laws a minute | times as fast as 1 | the same equations |" in page.read_text()
+        "| workers | equations a minute | times as fast as 1 | the same equations |"
+        in page.read_text()
     )

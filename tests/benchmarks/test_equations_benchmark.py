@@ -1,4 +1,4 @@
-"""The benchmark of known equations: its laws, its judge, its file and its table."""
+"""The benchmark of known equations: its equations, its judge, its file and its table."""
 
 import json
 from collections import Counter
@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.equations import __main__ as benchmark
 from benchmarks.equations import criterion, report, rivals
-from benchmarks.equations.laws import (
-    LAWS,
+from benchmarks.equations.known_equations import (
+    EQUATIONS,
     MANY_TERMS,
     SRSD,
     SRSD_RATIOS,
@@ -20,30 +20,30 @@ from benchmarks.equations.laws import (
 )
 from tests.support.examples import ROOT
 
-NAMED = {law.name: law for law in (*LAWS, *SRSD, *WITH_FUNCTIONS)}
-SOME = [*LAWS, *map(drawn, range(6)), with_dummies(LAWS[40]), *SRSD, *map(mixed, SRSD)]
+NAMED = {equation.name: equation for equation in (*EQUATIONS, *SRSD, *WITH_FUNCTIONS)}
+SOME = [*EQUATIONS, *map(drawn, range(6)), with_dummies(EQUATIONS[40]), *SRSD, *map(mixed, SRSD)]
 SOME += [*WITH_FUNCTIONS, *SRSD_RATIOS, *MANY_TERMS]
 
 
-@pytest.mark.parametrize("law", SOME, ids=lambda law: law.name)
-def test_the_judge_knows_the_law_and_its_wrong_forms(law):
+@pytest.mark.parametrize("equation", SOME, ids=lambda equation: equation.name)
+def test_the_judge_knows_the_equation_and_its_wrong_forms(equation):
     def sums(points):
-        return law.products(points).sum(1)
+        return equation.products(points).sum(1)
 
     def more(points):
-        return sums(points) + np.abs(law.products(points)).max(1)
+        return sums(points) + np.abs(equation.products(points)).max(1)
 
-    assert benchmark.same(law, law.power, sums, law.function)
-    assert not benchmark.same(law, law.power, sums, "tan")
-    factor = 1.5 if law.functions or law.below else 1.03  # their sums may nearly cancel
+    assert benchmark.same(equation, equation.power, sums, equation.function)
+    assert not benchmark.same(equation, equation.power, sums, "tan")
+    factor = 1.5 if equation.functions or equation.below else 1.03  # their sums may nearly cancel
     for wrong in (more, lambda points: factor * sums(points)):
-        assert not benchmark.same(law, law.power, wrong, law.function)
-    X = law.draw(50, np.random.default_rng(0))
-    assert np.isfinite(law(X)).all()
-    assert (law(X) != 0).all() or law.function == "log"
-    for name, x in zip(law.inputs, X.T, strict=True):
-        if name in law.ranges:
-            size, bounds = np.abs(x), law.ranges[name]
+        assert not benchmark.same(equation, equation.power, wrong, equation.function)
+    X = equation.draw(50, np.random.default_rng(0))
+    assert np.isfinite(equation(X)).all()
+    assert (equation(X) != 0).all() or equation.function == "log"
+    for name, x in zip(equation.inputs, X.T, strict=True):
+        if name in equation.ranges:
+            size, bounds = np.abs(x), equation.ranges[name]
             assert (size >= max(0.0, bounds.low) * (1 - 1e-12)).all()
             assert (size <= max(-bounds.low, bounds.high) * (1 + 1e-12)).all()
 
@@ -55,8 +55,8 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
         "--classes", "b,c1", "--noise", "0", "--rows", "100", "--seeds", "1", "--out",
         str(file),
     ]  # fmt: skip
-    some = [law for law in LAWS if law.name in ("I.13.12", "I.10.7")]
-    monkeypatch.setattr(benchmark, "laws_of", lambda seed: some)
+    some = [equation for equation in EQUATIONS if equation.name in ("I.13.12", "I.10.7")]
+    monkeypatch.setattr(benchmark, "equations_of", lambda seed: some)
     benchmark.main(words)
     rows = benchmark.read(file)
     assert [(r["equation"], r["method"], r["found"]) for r in rows] == [
@@ -81,22 +81,24 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
 
 
 def test_logarithms_find_products():
-    assert benchmark.measure(LAWS[1], 0.01, 0, "logarithms", 500)["found"]
+    assert benchmark.measure(EQUATIONS[1], 0.01, 0, "logarithms", 500)["found"]
     for name in ("I.12.2 srsd", "III.21.20 srsd"):
         assert benchmark.measure(NAMED[name], 0.0, 0, "logarithms", 500)["found"]
 
 
 @pytest.mark.parametrize("name", ["I.13.12", "II.38.14 srsd", "B19 srsd", "I.12.11 srsdf"])
-def test_the_criterion_of_the_law_is_the_search_s(name):
+def test_the_criterion_of_the_equation_is_the_search_s(name):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     from npu_kernels import NPURegressor
 
-    law = NAMED[name]
-    X = law.draw(300, np.random.default_rng(0))
-    y = law(X)
+    equation = NAMED[name]
+    X = equation.draw(300, np.random.default_rng(0))
+    y = equation(X)
     y += 1e-3 * np.sqrt(np.mean(y**2)) * np.random.default_rng(1).standard_normal(300)
-    functions = {f"x{law.inputs.index(name)}": f for name, f in law.functions.items()} or None
+    functions = {
+        f"x{equation.inputs.index(name)}": f for name, f in equation.functions.items()
+    } or None
     names = [f"x{i}" for i in range(X.shape[1])]
     table = pandas.DataFrame(X, columns=names)
     best = (
@@ -104,9 +106,11 @@ def test_the_criterion_of_the_law_is_the_search_s(name):
         .fit(table, y)
         .best_equation_
     )
-    assert sorted(map(tuple, best.exponents)) == sorted(map(tuple, law.exponents_of(law.terms)))
+    assert sorted(map(tuple, best.exponents)) == sorted(
+        map(tuple, equation.exponents_of(equation.terms))
+    )
     assert criterion.of(best, X, y) == pytest.approx(best.bic, abs=1e-3)
-    assert criterion.of_law(law, X, y) == pytest.approx(best.bic, abs=1e-3)
+    assert criterion.of_equation(equation, X, y) == pytest.approx(best.bic, abs=1e-3)
 
 
 def test_other_programs(monkeypatch, capsys):
@@ -125,8 +129,8 @@ def test_other_programs(monkeypatch, capsys):
 def test_a_program_that_is_installed_predicts(name):
     if name not in rivals.installed():
         pytest.skip(f"{name} is not installed")
-    X = LAWS[3].draw(100, np.random.default_rng(0))
-    predict, size, formula = rivals.RIVALS[name](X, LAWS[3](X), 0)
+    X = EQUATIONS[3].draw(100, np.random.default_rng(0))
+    predict, size, formula = rivals.RIVALS[name](X, EQUATIONS[3](X), 0)
     assert np.shape(predict(X)) == (100,)
     assert size > 0
     assert formula
@@ -139,14 +143,14 @@ def test_tables_of_the_guide():
 
 def test_dummies_of_srsd_are_among_the_columns():
     counts, last = Counter(), 0
-    for law in SRSD:
-        more = mixed(law)
-        assert more == mixed(law)
+    for equation in SRSD:
+        more = mixed(equation)
+        assert more == mixed(equation)
         assert more.kind in report.TITLES
         needed = [i for i, name in enumerate(more.inputs) if not name.startswith("dummy")]
-        assert [more.inputs[i] for i in needed] == law.inputs
+        assert [more.inputs[i] for i in needed] == equation.inputs
         X = more.draw(20, np.random.default_rng(0))
-        assert more(X) == pytest.approx(law(X[:, needed]))
+        assert more(X) == pytest.approx(equation(X[:, needed]))
         counts[len(more.inputs) - len(needed)] += 1
         last += more.inputs[-1].startswith("dummy")
     assert set(counts) == {1, 2, 3}

@@ -44,7 +44,7 @@ BLOCKS = {
         "throughput-threads",
         "throughput-steps",
     ),
-    *("time-series", "time-series-laws", "time-series-wrong", "odebench"),
+    *("time-series", "time-series-equations", "time-series-wrong", "odebench"),
     *("regression", "regression-beyond"),
     *(SHORT | GUIDE),
 }

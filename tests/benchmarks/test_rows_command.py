@@ -22,7 +22,7 @@ WRONG = [
     (cold, "--processes 0", "--processes: must be a whole number of at least 1, got '0'"),
     (cold, "--page page.md", "--page and files of rows belong together"),
     (workers, "--workers 0", "--workers: must be a whole number of at least 1, got '0'"),
-    (workers, "--laws 0", "--laws: must be a whole number of at least 1, got '0'"),
+    (workers, "--equations 0", "--equations: must be a whole number of at least 1, got '0'"),
     (workers, "--page page.md", "--page and files of rows belong together"),
     (gpu, "smoke race", f"PART must be one of {', '.join(gpu.PARTS)}, got race"),
     (gpu, "--seconds 0", "--seconds: must be greater than 0, got 0"),

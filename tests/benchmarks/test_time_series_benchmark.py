@@ -14,7 +14,7 @@ pytest.importorskip("scipy", reason="scipy is not installed")
 pytest.importorskip("sympy", reason="sympy is not installed")
 
 
-def test_the_judge_knows_the_law_and_its_wrong_forms():
+def test_the_judge_knows_the_equation_and_its_wrong_forms():
     case = benchmark.CASES["bromine"]
     fit = ode.fit(
         case.model("form"), *case.series(0.01, 0), u0=case.u0, names=case.names, init="model",
@@ -60,7 +60,7 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     )
     benchmark.main(words)
     assert [row["method"] for row in benchmark.read(file)] == ["search", "form"]
-    marks = (benchmark.MARK, benchmark.LAWS, benchmark.WRONG, benchmark.ODEBENCH)
+    marks = (benchmark.MARK, benchmark.EQUATIONS, benchmark.WRONG, benchmark.ODEBENCH)
     page.write_text(
         "".join(f"before\n<!-- {mark}:begin -->\nold\n<!-- {mark}:end -->\n" for mark in marks)
     )

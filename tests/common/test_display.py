@@ -69,12 +69,14 @@ def test_a_training(models):
     assert str(result).startswith(f"Sequential\n  steps: 20\n  made by: {maker}\n")
 
 
-def test_a_law_of_a_table():
+def test_an_equation_of_a_table():
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     from npu_kernels import NPURegressor
 
     model = NPURegressor(random_state=0)
-    assert "<caption>" not in model._repr_html_()  # scikit-learn's diagram until there is a law
+    assert (
+        "<caption>" not in model._repr_html_()
+    )  # scikit-learn's diagram until there is an equation
     model.fit(X.numpy(), QUOTIENT[:, 0].numpy())
     for text in (model._repr_html_(), model._repr_mimebundle_()["text/html"]):
         assert "<caption><code>y = x0/x1</code></caption>" in text
@@ -83,7 +85,7 @@ def test_a_law_of_a_table():
     assert "<td>y = x0/x1</td>" in model.equations_._repr_html_()
 
 
-def test_a_law_of_a_series():
+def test_an_equation_of_a_series():
     pytest.importorskip("scipy", reason="scipy is not installed")
     from npu_kernels import ode
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from npu_kernels import NAU, NPU, NPURegressor, RealNPU, formula, interop, layers, ode, training
 from npu_kernels import fitting as fits
-from npu_kernels.equations import __main__ as law_command
+from npu_kernels.equations import __main__ as equations_command
 from npu_kernels.equations import fit_many as fit_tables
 from npu_kernels.interop import reference_layers
 from npu_kernels.optim import Adam, lbfgs, least_squares
 from tests.support.time_series import T, known, model, noise, numbers, predators, solution
 
 # Name to value: numbers, text, or lines of text. What begins with "bits" may depend on the last
-# bits of the data, such as laws that were not chosen, and is kept as a digest alone.
+# bits of the data, such as equations that were not chosen, and is kept as a digest alone.
 Values = dict[str, Any]
 CASES: dict[str, Callable[[], Values]] = {}
 # Those that continue from a checkpoint, the argument.
@@ -56,8 +56,8 @@ def regressor(**options: Any) -> NPURegressor:
     return NPURegressor(**{"random_state": 0, "n_init": 8, "max_terms": 2} | options)
 
 
-def law(fitted: NPURegressor) -> Values:
-    """The best laws, and how sure they are; deviations of exact data are rounding."""
+def equation_values(fitted: NPURegressor) -> Values:
+    """The best equations, and how sure they are; deviations of exact data are rounding."""
     best, tables = fitted.best_equation_, fitted.equations_
     best, tables = (best, tables) if isinstance(best, list) else ([best], [tables])
     values: Values = {"complete": all(table.complete for table in tables)}
@@ -82,7 +82,7 @@ def table(name: str, X: Any, y: Any, data: dict[str, Any] | None = None, **optio
     def call(checkpoint: Path | None) -> NPURegressor:
         return regressor(**options).fit(X, y, checkpoint=checkpoint, **data or {})
 
-    resumed(f"table, {name}", call, law)
+    resumed(f"table, {name}", call, equation_values)
 
 
 table("product", ROWS, 70 * A * B / C**2, **LONG)
@@ -139,7 +139,7 @@ def forms_of_a_law() -> Values:
 
 @case
 def other_data_and_many_tables() -> Values:
-    refitted = law(regressor().fit(ROWS, SUM).refit(ROWS[:40] + 0.1, SUM[:40]))
+    refitted = equation_values(regressor().fit(ROWS, SUM).refit(ROWS[:40] + 0.1, SUM[:40]))
     outcomes = fit_tables({"p": (TWO, 3 * A / B), "q": (TWO, A**2 + 0.1 * E)}, regressor())
     return refitted | {"many": str(outcomes).splitlines()}
 
@@ -150,7 +150,7 @@ def command() -> Values:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(said):
         file = Path(folder, "table.csv")
         file.write_text(f"a, b, c\n{rows}\n", encoding="utf-8")
-        status = law_command.main([str(file), "--target", "c", "--max-terms", "2"])
+        status = equations_command.main([str(file), "--target", "c", "--max-terms", "2"])
     return {"status": status, "text": said.getvalue().splitlines()}
 
 
@@ -158,7 +158,7 @@ def command() -> Values:
 
 
 def dynamics(exponents: list[list[float]], rates: list[list[float]]) -> nn.Sequential:
-    """The model of a law whose exponents stay: for trajectories, and to start from."""
+    """The model of equations whose exponents stay: for trajectories, and to start from."""
     power = RealNPU(len(exponents[0]), len(exponents)).double()
     sums = NAU(len(exponents), len(rates), clip=False).double()
     power.load_state_dict({"weight_re": numbers(*exponents), "gate": 0 * power.gate + 1})

@@ -29,7 +29,7 @@ def chain() -> nn.Sequential:
     return nn.Sequential(NPU(2, 3), NAU(3, 2))
 
 
-def law_of(exponents: Any, coefficients: Any) -> nn.Sequential:
+def model_of(exponents: Any, coefficients: Any) -> nn.Sequential:
     """The model of u' = coefficients prod(u**exponents)."""
     power, nau = RealNPU(2, len(exponents)), NAU(len(exponents), 2, clip=False)
     model = nn.Sequential(power, nau).double()
@@ -110,14 +110,14 @@ def table(y: Any = TABLE[:, 0], x: Any = TABLE, /, **options: Any) -> Any:
 
 
 @functools.cache
-def law(groups: bool = False, **options: Any) -> Any:
+def fitted(groups: bool = False, **options: Any) -> Any:
     labels = {"groups": ["oak", "ash"] * 30} if groups else {}
     return table(3 * TABLE[:, 0], max_terms=1, target_powers=(1,), **labels, **options)
 
 
 @functools.cache
-def law_of_time() -> Any:
-    model, times = law_of([[1.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [0.0, -2.0]]), TIMES / 10
+def fitted_series() -> Any:
+    model, times = model_of([[1.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [0.0, -2.0]]), TIMES / 10
     states = torch.stack([(-times).exp(), (-2 * times).exp()], 1)
     return ode.fit(model, times, states, init="model", simplify=False)
 

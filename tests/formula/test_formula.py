@@ -210,17 +210,17 @@ def sir() -> nn.Sequential:
 
 
 def test_fractional_sir():
-    law = extract(
+    equation = extract(
         sir(), ["S", "I", "R"], outputs=["dS", "dI", "dR"], nonnegative=True, max_denominator=4
     )
-    assert str(law).splitlines() == [
+    assert str(equation).splitlines() == [
         "dS = -0.1*sqrt(I)*sqrt(S) + 0.05*R",
         "dI = 0.1*sqrt(I)*sqrt(S) - 0.01*I",
         "dR = 0.01*I - 0.05*R",
     ]
-    assert law.latex()[0] == r"\mathrm{dS} = - 0.1 \sqrt{I} \sqrt{S} + 0.05 R"
+    assert equation.latex()[0] == r"\mathrm{dS} = - 0.1 \sqrt{I} \sqrt{S} + 0.05 R"
     x = torch.rand(20, 3, dtype=torch.float64) * 100
-    torch.testing.assert_close(law(x), in_float64(sir(), x), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(equation(x), in_float64(sir(), x), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -321,15 +321,15 @@ def test_table_and_details():
 
 def test_a_measured_constant_becomes_no_fraction():
     x, constants = data(400).abs() + 0.5, [3.707, -12.5, 1e-4]
-    law = nn.Sequential(
+    equation = nn.Sequential(
         RealNPU(3, 3, dtype=torch.float64), NAU(3, 1, clip=False, dtype=torch.float64)
     )
     with torch.no_grad():
-        law[0].gate.fill_(1.0)
-        law[0].weight_re.copy_(torch.tensor([[2.0, -1, 0], [0, 0, 1], [1, 0, 0]]))
-        law[1].weight.copy_(torch.tensor([constants], dtype=torch.float64))
-        y = law(x)
-    module = simplify(law, x, y, threshold=math.inf).module
+        equation[0].gate.fill_(1.0)
+        equation[0].weight_re.copy_(torch.tensor([[2.0, -1, 0], [0, 0, 1], [1, 0, 0]]))
+        equation[1].weight.copy_(torch.tensor([constants], dtype=torch.float64))
+        y = equation(x)
+    module = simplify(equation, x, y, threshold=math.inf).module
     assert module[1].weight.tolist() == [constants]
     noise = (
         0.05
@@ -337,8 +337,8 @@ def test_a_measured_constant_becomes_no_fraction():
         * torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).double()
     )
     with torch.no_grad():
-        law[0].weight_re.add_(1e-3)
-    refitted = simplify(law, x, y + noise, threshold=math.inf, refit=5).module
+        equation[0].weight_re.add_(1e-3)
+    refitted = simplify(equation, x, y + noise, threshold=math.inf, refit=5).module
     assert refitted[1].weight[0, 2] == 0
     assert refitted[0].weight_re[:2].tolist() == [[2, -1, 0], [0, 0, 1]]
     constant = refitted[1].weight[0, 0].item()

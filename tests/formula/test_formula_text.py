@@ -115,13 +115,13 @@ def test_a_fraction_only_where_it_is_one():
 
 
 def test_names_that_are_no_identifiers():
-    law = extract(power([1.0, 2.0]), ["a+b", "c"], nonnegative=True)
-    assert str(law) == "y = `a+b`*c**2"
+    equation = extract(power([1.0, 2.0]), ["a+b", "c"], nonnegative=True)
+    assert str(equation) == "y = `a+b`*c**2"
     assert str(extract(power([1.0, 0.5]), ["T-T0", "lambda"])) == (
         "y = `T-T0`*sqrt(|`lambda`|)*[`lambda` >= 0]"
     )
     x = torch.tensor([[3.0, 3.0]], dtype=torch.float64)
-    assert law(x).item() == 27
+    assert equation(x).item() == 27
 
 
 @pytest.mark.parametrize(("name", "latex"), [
@@ -136,13 +136,13 @@ def test_names_that_are_no_identifiers():
 ])  # fmt: skip
 def test_names_in_latex(name, latex):
     """A name is one symbol, on both sides, and its exponent is that of all of it."""
-    law = extract(power([2.0]), [name], outputs=[name])
-    assert law.latex() == [f"{latex} = {latex}^{{2}}"]
+    equation = extract(power([2.0]), [name], outputs=[name])
+    assert equation.latex() == [f"{latex} = {latex}^{{2}}"]
 
 
 def test_upright_names_stand_apart():
-    law = extract(power([1.0, 2.0]), ["flow rate", "r"])
-    assert law.latex() == [r"y = \mathrm{flow\ rate}\,r^{2}"]
+    equation = extract(power([1.0, 2.0]), ["flow rate", "r"])
+    assert equation.latex() == [r"y = \mathrm{flow\ rate}\,r^{2}"]
 
 
 def test_a_power_of_zero_has_a_formula_with_eps():

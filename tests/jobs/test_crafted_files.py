@@ -90,7 +90,7 @@ class Equations(Work):
     def begin(self) -> None:
         pytest.importorskip("sklearn", reason="scikit-learn is not installed")
         from npu_kernels.equations import NPURegressor
-        from tests.support.laws import uniform
+        from tests.support.equations import uniform
 
         self.x = uniform(2, 60)
         self.regressor = NPURegressor(random_state=0, max_terms=1, target_powers=(1,), n_init=4)

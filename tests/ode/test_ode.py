@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NPU, NaiveNPU, RealNPU, debug, ode, use_backend
-from tests.support.time_series import law_of
+from tests.support.time_series import equations_of
 from tests.support.vmapped import check_batched_gradients
 
 D, H = 3, 5
@@ -137,7 +137,7 @@ def powers_of_three(models: int | None = None) -> nn.Sequential:
     """x' = y + .3 z, y' = .5 x^2 - .2 y z, z' = .7 y^3 - .4 x."""
     exponents = [[0, 1, 0], [0, 0, 1], [2, 0, 0], [0, 1, 1], [0, 3, 0], [1, 0, 0]]
     rates = [[1, 0.3, 0, 0, 0, 0], [0, 0, 0.5, -0.2, 0, 0], [0, 0, 0, 0, 0.7, -0.4]]
-    return law_of(*((p if models is None else [p] * models) for p in (exponents, rates)))
+    return equations_of(*((p if models is None else [p] * models) for p in (exponents, rates)))
 
 
 def slope_of_three(u: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ def diverging(models: int | None) -> nn.Sequential:
 
 def test_nonfinite_derivatives_of_a_finite_trajectory() -> None:
     """u' = u^2 from 1e19: the next state is 1e38, whose square overflows."""
-    model = law_of([[2.0]], [[1.0]]).float()
+    model = equations_of([[2.0]], [[1.0]]).float()
     u0, options = torch.tensor([1e19]), {"steps": 1, "dt": 1.0}
     assert ode.rollout(model, u0, **options).isfinite().all()  # type: ignore[arg-type]
     with pytest.raises(

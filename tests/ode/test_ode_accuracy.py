@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from npu_kernels import NAU, RealNPU, ode, use_backend
 from tests.ode.test_ode import away_from_zero, make
 from tests.support.compare import assert_equal
-from tests.support.time_series import law_of
+from tests.support.time_series import equations_of
 
 TIMES = torch.arange(11, dtype=torch.float64) * 0.1
 
@@ -104,7 +104,7 @@ def test_backwards_in_time_growth_is_damped() -> None:
 
 def test_steps_over_a_pole_are_not_called_stiff() -> None:
     """u' = u^2 from 1 has no solution beyond t = 1."""
-    model = law_of([[2.0]], [[1.0]])
+    model = equations_of([[2.0]], [[1.0]])
     with pytest.raises(
         ode.InaccurateError, match=r"^rollout: the trajectory grows .* nonfinite="
     ) as caught:

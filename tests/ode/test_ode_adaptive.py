@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from npu_kernels import ode, use_backend
 from npu_kernels.ode._methods import PAIRS
 from tests.ode.test_ode_accuracy import linear
-from tests.support.time_series import law_of
+from tests.support.time_series import equations_of
 
 EXPLICIT = {name: pair for name, pair in PAIRS.items() if not pair.diagonal}
 METHODS = tuple(EXPLICIT)  # test_ode_implicit.py has the other's
@@ -24,9 +24,9 @@ PREDATOR = [[1.0, 0], [1, 1], [0, 1]], [[1.1, -0.4, 0], [0, 0.1, -0.4]]
 EPIDEMIC = [[1.0, 1, 0], [0, 1, 0]], [[-2.0, 0], [2, -0.5], [0, 0.5]]
 CYCLE = [[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], [[-1.0, 0, 1], [1, -1, 0], [0, 1, -1]]
 PROBLEMS = [
-    (law_of(*PREDATOR), [10.0, 5.0], 20.0),
-    (law_of(*EPIDEMIC), [0.99, 0.01, 1e-3], 15.0),
-    (law_of(*CYCLE), [1.0, 2.0, 0.5], 8.0),
+    (equations_of(*PREDATOR), [10.0, 5.0], 20.0),
+    (equations_of(*EPIDEMIC), [0.99, 0.01, 1e-3], 15.0),
+    (equations_of(*CYCLE), [1.0, 2.0, 0.5], 8.0),
 ]
 
 
@@ -100,7 +100,7 @@ def test_equals_scipy(problem: int, tolerance: float) -> None:
 @pytest.mark.parametrize("direction", [1, -1])
 def test_equals_torchdiffeq(direction: int) -> None:
     torchdiffeq = pytest.importorskip("torchdiffeq")
-    model = law_of(*CYCLE)
+    model = equations_of(*CYCLE)
     u0 = torch.rand(4, 3, dtype=torch.float64) + 0.5
     t = direction * torch.tensor(TIMES[:4], dtype=torch.float64)
     options: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
@@ -118,8 +118,10 @@ def test_equals_torchdiffeq(direction: int) -> None:
     (2, (2, 4, 3), (2, 4, 6, 3)), (2, (1, 4, 3), (2, 4, 6, 3)), (None, (0, 3), (0, 6, 3)),
 ])  # fmt: skip
 def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    laws = [CYCLE] * (models or 1)
-    model = law_of(*(([list(part) for part in zip(*laws, strict=True)]) if models else CYCLE))
+    equations = [CYCLE] * (models or 1)
+    model = equations_of(
+        *(([list(part) for part in zip(*equations, strict=True)]) if models else CYCLE)
+    )
     trajectory, statistics = ode.rollout(
         model, torch.ones(shape).double(), t=TIMES, method="tsit5", return_statistics=True
     )
@@ -135,10 +137,10 @@ def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int,
 def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str, method: str) -> None:
     """Rates from 1 to 60: each is what it is alone, and takes the steps that it takes alone."""
     rates = [1.0, 10.0, 60.0, 3.0]
-    model = law_of([[[1.0]]] * 4, [[[-r]] for r in rates]).to(dtype)
+    model = equations_of([[[1.0]]] * 4, [[[-r]] for r in rates]).to(dtype)
     u0, t = torch.ones(4, 2, 1, dtype=dtype), torch.tensor([0, 0.1, 0.2, 1.0])
     u0[:, 1] = 2
-    # What is smaller than the layer's eps, where the law jumps, is not to be resolved.
+    # What is smaller than the layer's eps, where the equation jumps, is not to be resolved.
     atol = 1e-6 if dtype is torch.float32 else 1e-9
     options: dict[str, Any] = {
         "t": t,
@@ -151,7 +153,7 @@ def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str, method:
         trajectory, statistics = ode.rollout(model, u0, **options)
         for k, rate in enumerate(rates):
             single, single_statistics = ode.rollout(
-                law_of([[1.0]], [[-rate]]).to(dtype), u0[k], **options
+                equations_of([[1.0]], [[-rate]]).to(dtype), u0[k], **options
             )
             # Eager torch may compute a row among others with other rounding.
             bound = 1e-13 if (backend, method) == ("reference", "kvaerno5") else 0
@@ -176,9 +178,9 @@ def test_units_of_time(begin: float, day: float, method: str, backend: str) -> N
     options: dict[str, Any] = {"method": method, "rtol": 1e-8, "atol": 1e-10}
     u0, t = torch.tensor([3.0, 1.0]).double(), torch.tensor([0, 0.5, 2.0]).double()
     powers, rates = PREDATOR
-    slow = law_of(powers, (torch.tensor(rates).double() / day).tolist())
+    slow = equations_of(powers, (torch.tensor(rates).double() / day).tolist())
     with torch.no_grad():
-        exact = ode.rollout(law_of(powers, rates), u0, t=t, **options)
+        exact = ode.rollout(equations_of(powers, rates), u0, t=t, **options)
         path = ode.rollout(slow, u0, t=begin + day * t, **options)
     torch.testing.assert_close(path, exact, rtol=1e-6, atol=1e-6)
 
@@ -304,7 +306,7 @@ def test_many_steps_for_accuracy_are_not_called_stiff(recwarn: pytest.WarningsRe
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_pole_and_an_overflow(backend: str) -> None:
     """u' = u^2 from 1 has no solution beyond t = 1; u' = 800 u overflows."""
-    square = law_of([[[2.0]], [[0.0]]], [[[1.0]], [[1.0]]])
+    square = equations_of([[[2.0]], [[0.0]]], [[[1.0]], [[1.0]]])
     t = torch.tensor([0, 0.5, 0.9, 1.5])
     with use_backend(backend):
         message = r"^rollout: model 0 stops at t = 1\.0\d+: its steps became too small for the time to change, .* pole"

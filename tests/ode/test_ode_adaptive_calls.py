@@ -12,7 +12,7 @@ from npu_kernels import ode, use_backend
 from tests.conftest import compiles, needs_library
 from tests.ode.test_ode_accuracy import linear
 from tests.ode.test_ode_adaptive import PREDATOR
-from tests.support.time_series import law_of
+from tests.support.time_series import equations_of
 
 BACKENDS = [pytest.param("cpu", marks=needs_library), "reference"]
 
@@ -27,7 +27,7 @@ def test_statistics_may_be_changed(backend: str) -> None:
     u0 = torch.stack([start(), start()]).requires_grad_()
     with use_backend(backend):
         path, statistics = ode.rollout(
-            law_of(*PREDATOR), u0, t=[0, 0.5], method="dopri5", return_statistics=True
+            equations_of(*PREDATOR), u0, t=[0, 0.5], method="dopri5", return_statistics=True
         )
         for part in statistics:
             part.zero_()
@@ -50,7 +50,7 @@ class _Kept(TorchDispatchMode):
 
 @needs_library
 def test_nothing_is_kept_without_a_gradient() -> None:
-    model = law_of(*PREDATOR)
+    model = equations_of(*PREDATOR)
     options: dict[str, Any] = {"t": [0, 0.5], "method": "dopri5"}
     with _Kept() as states:
         with torch.no_grad():
@@ -77,7 +77,7 @@ def test_a_trajectory_without_a_step(backend: str, memory: Any) -> None:
 def test_second_derivatives_of_no_trajectories(backend: str) -> None:
     u0 = torch.zeros(0, 2, dtype=torch.float64, requires_grad=True)
     with use_backend(backend):
-        path = ode.rollout(law_of(*PREDATOR), u0, t=[0, 0.5], method="dopri5")
+        path = ode.rollout(equations_of(*PREDATOR), u0, t=[0, 0.5], method="dopri5")
         assert isinstance(path, Tensor)
         (grad,) = torch.autograd.grad(path.square().sum(), u0, create_graph=True)
         assert grad.shape == (0, 2)
@@ -125,12 +125,12 @@ def test_when_a_trajectory_is_called_stiff(power: float, rtol: float, max_steps:
     x' = -r x with r up to 400, beside z' = -z or z' = -z^9, which takes many steps of its own.
     """
     rates = torch.arange(40.0, 400.0).tolist()
-    law = law_of([[[1.0, 0], [0, power]]] * 360, [[[-r, 0], [0, -1]] for r in rates])
+    equation = equations_of([[[1.0, 0], [0, power]]] * 360, [[[-r, 0], [0, -1]] for r in rates])
     u0 = torch.tensor([100.0, 10.0]).double()
     options: dict[str, Any] = {"t": [0, 3], "method": "dopri5", "rtol": rtol, "atol": 1e-6}
     with pytest.warns(ode.StiffWarning) as caught:
         path, statistics = ode.rollout(
-            law, u0, return_statistics=True, max_steps=max_steps, nonfinite="keep", **options
+            equation, u0, return_statistics=True, max_steps=max_steps, nonfinite="keep", **options
         )
     warning: Any = caught[0].message
     accepted, ended = statistics.n_accepted, path[:, -1].isfinite().all(-1)
@@ -142,6 +142,6 @@ def test_when_a_trajectory_is_called_stiff(power: float, rtol: float, max_steps:
     if max_steps > 400:  # some lie around both borders
         assert set(warning.steps.tolist()) & set(range(95, 100))
         assert power == 1 or (~stiff & (warning.steps >= 100)).any()
-    single, message = law_of([[1.0, 0], [0, 1]], [[-400.0, 0], [0, -1]]), "steps of the traj"
+    single, message = equations_of([[1.0, 0], [0, 1]], [[-400.0, 0], [0, -1]]), "steps of the traj"
     with pytest.warns(ode.StiffWarning, match=message):
         ode.rollout(single, u0, **options)

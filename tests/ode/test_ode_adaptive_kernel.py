@@ -16,7 +16,7 @@ from tests.ode.test_ode_adaptive import PREDATOR, gradients
 from tests.support.compare import assert_equal, assert_near
 from tests.support.kernels import ops
 from tests.support.samples import fill_uninitialized_with_nan
-from tests.support.time_series import law_of
+from tests.support.time_series import equations_of
 
 pytestmark = needs_library
 TIMES = torch.tensor([1.0, 1.02, 1.05, 1.3, 1.31, 1.4], dtype=torch.float64)
@@ -128,7 +128,7 @@ def test_every_number_of_steps_between_checkpoints(
     method: str, atol: float, end_times: tuple[float, ...]
 ) -> None:
     """Around 32: the last state may begin a segment."""
-    model = law_of([[1.0]], [[-1.0]])
+    model = equations_of([[1.0]], [[-1.0]])
     counts = set()
     for end in end_times:
         t = torch.tensor([0, end / 3, end], dtype=torch.float64)
@@ -174,7 +174,7 @@ def test_some_gradients_alone() -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     """Each accepted step keeps its time, and its state or one of 32; none without a gradient."""
-    model, u0 = law_of(*PREDATOR), torch.tensor([10.0, 5.0]).double().requires_grad_()
+    model, u0 = equations_of(*PREDATOR), torch.tensor([10.0, 5.0]).double().requires_grad_()
     for memory, stride in (("full", 1), ("checkpointed", 32)):
         path, statistics = ode.rollout(
             model, u0, t=[0, 20], method="dopri5", memory=memory, return_statistics=True
@@ -191,7 +191,7 @@ SHAPES = r"must have shapes \(K, B, D\) and \(K, h, D\)"
 
 def operands_and_numbers(method: str = "dopri5") -> tuple[dict[str, Any], list[Any]]:
     """Operands of the forward operator by name, and the numbers that follow them."""
-    model = law_of(*PREDATOR)
+    model = equations_of(*PREDATOR)
     weight_re, gate, weight = (
         p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)
     )
@@ -284,7 +284,7 @@ def test_gradients_that_are_not_needed_are_empty() -> None:
 
 def test_counts_whose_sum_overflows() -> None:
     """Four times 2^62 steps are none modulo 2^64; they must not be looked for."""
-    model = law_of(*PREDATOR)
+    model = equations_of(*PREDATOR)
     weights = [p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)]
     u0, t = torch.ones(1, 4, 2).double(), torch.tensor([0.0, 1.0]).double()
     counts, times, states = (

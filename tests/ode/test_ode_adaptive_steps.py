@@ -21,7 +21,7 @@ State = list[float]
 
 
 class Case(NamedTuple):
-    """A law u_d' = sum_h rates[d][h] prod_j u_j^powers[h][j], a start, times and options."""
+    """An equation u_d' = sum_h rates[d][h] prod_j u_j^powers[h][j], a start, times and options."""
 
     powers: list[State]
     rates: list[State]
@@ -200,7 +200,7 @@ CASES = {
     "predator, few steps": Case(*PREDATOR, [0, 40], rtol=1e-4, max_steps=17),
     "a little longer": Case([[0.0]], [[0.0]], [1.0], [0, 1.11e-4 + 1.005e-3]),
     "not so much longer": Case([[0.0]], [[0.0]], [1.0], [0, 1.11e-4 + 1.02e-3]),
-    # The ends: a pole, a stiff law, nothing finite from the start's own neighbourhood on.
+    # The ends: a pole, a stiff equation, nothing finite from the start's own neighbourhood on.
     "pole": Case([[2.0]], [[1.0]], [1.0], [0, 1.5], max_steps=40),
     "stiff": Case([[1.0]], [[-1000.0]], [1.0], [0, 3], rtol=1e-3, atol=1e-3),
     "stiff from somewhere on": Case([[1.0]], [[-10.0]], [1e4], [2, 30], rtol=1e-3, atol=1e-3),

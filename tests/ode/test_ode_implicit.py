@@ -1,4 +1,4 @@
-"""The implicit method: its coefficients, stiff laws, exact gradients, and what `auto` chooses."""
+"""The implicit method: its coefficients, stiff equations, exact gradients, and what `auto` chooses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from npu_kernels.ode._methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode_accuracy import linear
 from tests.ode.test_ode_adaptive import PREDATOR, gradients, tableau_rows
-from tests.support.time_series import law_of
+from tests.support.time_series import equations_of
 
 PAIR = PAIRS["kvaerno5"]
 
@@ -103,25 +103,25 @@ def test_stage_within_a_step() -> None:
 @pytest.mark.parametrize("method", ["tsit5", "dopri5", "kvaerno5"])
 def test_convergence(method: str) -> None:
     """The error estimate has order 5 in a step: ten times the steps for a 100,000th of it."""
-    law, u0 = law_of(*PREDATOR), torch.tensor([3.0, 1.0]).double()
+    equation, u0 = equations_of(*PREDATOR), torch.tensor([3.0, 1.0]).double()
     options: dict[str, Any] = {"t": [0, 4.0], "method": method, "return_statistics": True}
     statistics: list[Any] = [
-        ode.rollout(law, u0, rtol=rtol, atol=rtol, **options)[1] for rtol in (1e-6, 1e-11)
+        ode.rollout(equation, u0, rtol=rtol, atol=rtol, **options)[1] for rtol in (1e-6, 1e-11)
     ]
     assert 8 < int(statistics[1].n_accepted) / int(statistics[0].n_accepted) < 12
 
 
-# ---- stiff laws ----------------------------------------------------------------------------------
+# ---- stiff equations ----------------------------------------------------------------------------------
 
 
 @needs_library
 @pytest.mark.parametrize("name", STIFF)
 @pytest.mark.parametrize("method", ["kvaerno5", "auto"])
 def test_published_states(name: str, method: str) -> None:
-    law, u0, end, expected = STIFF[name]
+    equation, u0, end, expected = STIFF[name]
     small = {"robertson": 1e-8, "oregonator": 1e-6, "van der Pol": 1e-6}[name]
     result, statistics = ode.rollout(
-        law_of(*law),
+        equations_of(*equation),
         torch.tensor(u0).double(),
         t=[0, end],
         method=method,
@@ -138,8 +138,8 @@ def test_published_states(name: str, method: str) -> None:
 @pytest.mark.parametrize("name", STIFF)
 def test_states_between_the_steps(name: str) -> None:
     """States within steps are as exact as at the ends, also what is bound to others."""
-    law, u0, end, _ = STIFF[name]
-    model, start = law_of(*law), torch.tensor(u0).double()
+    equation, u0, end, _ = STIFF[name]
+    model, start = equations_of(*equation), torch.tensor(u0).double()
     t = np.linspace(0, min(end, 400.0), 30)
     options: dict[str, Any] = {"method": "kvaerno5", "rtol": 1e-7, "atol": 1e-11}
     with torch.no_grad():
@@ -167,7 +167,7 @@ def becomes(rate: float) -> tuple[list[list[float]], list[list[float]]]:
 
 
 CHAIN = [[1.0, 0, 0], [0, 1, 0]], [[-1e4, 0], [1e4, -1], [0, 1]]
-# Law, start, end, rtol, atol: states that decay to 0 long before the end.
+# Equation, start, end, rtol, atol: states that decay to 0 long before the end.
 DECAYED: dict[str, tuple[Any, list[float], float, float, float]] = {
     "decay": (decay(1e3), [1.0], 1.0, 1e-8, 1e-12),
     "fast decay": (decay(1e10), [1.0], 1.0, 1e-8, 1e-12),
@@ -191,9 +191,9 @@ DECAYED_FLOAT32: dict[str, tuple[Any, list[float], float, float, float]] = {
 def test_decayed_states(name: str, method: str) -> None:
     """SciPy's Radau takes at least half the steps, though the slope of |u| + eps jumps at 0."""
     integrate = pytest.importorskip("scipy.integrate", reason="scipy is not installed")
-    law, start, end, rtol, atol = {**DECAYED, **DECAYED_FLOAT32}[name]
+    equation, start, end, rtol, atol = {**DECAYED, **DECAYED_FLOAT32}[name]
     dtype = torch.float32 if name in DECAYED_FLOAT32 else torch.float64
-    powers, rates = map(np.array, law)
+    powers, rates = map(np.array, equation)
 
     def slope(_: float, u: Any) -> Any:
         return rates @ np.prod(u**powers, 1)
@@ -202,7 +202,9 @@ def test_decayed_states(name: str, method: str) -> None:
     u0, t = torch.tensor(start, dtype=dtype), [0, end / 3, end]
     options: dict[str, Any] = {"t": t, "rtol": rtol, "atol": atol, "return_statistics": True}
     with torch.no_grad():
-        path, statistics = ode.rollout(law_of(*law).to(dtype), u0, method=method, **options)
+        path, statistics = ode.rollout(
+            equations_of(*equation).to(dtype), u0, method=method, **options
+        )
     assert int(statistics.n_accepted + statistics.n_rejected) <= 2 * len(radau.t)
     exact = torch.from_numpy(radau.y[:, -1]).to(dtype)
     eps = torch.finfo(dtype).eps
@@ -213,7 +215,7 @@ def test_decayed_states(name: str, method: str) -> None:
 def test_decayed_states_of_some_of_many_models() -> None:
     """Models that have decayed and others in one call are as in calls of their own."""
     rates = [0.5, 1e3, 1e6, 1e9]
-    models = law_of([[[1.0]]] * 4, [[[-rate]] for rate in rates])
+    models = equations_of([[[1.0]]] * 4, [[[-rate]] for rate in rates])
     options: dict[str, Any] = {"t": [0, 0.5, 1.0], "method": "kvaerno5", "rtol": 1e-8}
     path = ode.rollout(models, torch.ones(1).double(), atol=1e-15, **options)
     exact = torch.exp(-torch.tensor(rates).double()[:, None] * torch.tensor([0, 0.5, 1]))
@@ -222,7 +224,9 @@ def test_decayed_states_of_some_of_many_models() -> None:
     first = torch.tensor([np.exp(-0.5), 0, 0, 0], dtype=torch.float64)
     torch.testing.assert_close(gradient.flatten(), first, rtol=1e-6, atol=1e-9)
     for k, rate in enumerate(rates):
-        single = ode.rollout(law_of(*decay(rate)), torch.ones(1).double(), atol=1e-15, **options)
+        single = ode.rollout(
+            equations_of(*decay(rate)), torch.ones(1).double(), atol=1e-15, **options
+        )
         assert torch.equal(path[k], single)
 
 
@@ -239,7 +243,7 @@ def test_decayed_states_in_eager_torch() -> None:
     for backend in ("cpu", "reference"):
         with use_backend(backend), torch.no_grad():
             path, statistics = ode.rollout(
-                law_of(*decay(1e6)), torch.ones(1).double(), method="kvaerno5", **options
+                equations_of(*decay(1e6)), torch.ones(1).double(), method="kvaerno5", **options
             )
         assert abs(float(path[-1])) < 1e-15
         counts.append(int(statistics.n_accepted))
@@ -256,7 +260,7 @@ def test_many_states_and_pivots(d: int) -> None:
     matrix[0, 0], matrix[0, d - 1], matrix[d - 1, 0] = 0, 400, -400
     u0, t = torch.rand(3, d).double() + 1, torch.tensor([0, 0.01, 0.03]).double()
     result = ode.rollout(
-        law_of(powers, matrix.tolist()), u0, t=t, method="kvaerno5", rtol=1e-9, atol=1e-11
+        equations_of(powers, matrix.tolist()), u0, t=t, method="kvaerno5", rtol=1e-9, atol=1e-11
     )
     exact = torch.stack([u0 @ torch.matrix_exp(matrix.double() * float(s)).mT for s in t], 1)
     torch.testing.assert_close(result, exact, rtol=1e-6, atol=1e-7)
@@ -269,7 +273,7 @@ def robertson_gradients(**options: Any) -> list[Tensor]:
     t = torch.tensor([0, 1e-3, 0.3, 4.0, 40.0], dtype=torch.float64)
     start = torch.tensor([[1.0, 1e-6, 1e-3], [0.5, 1e-5, 0.4]]).double()
     options = {"method": "kvaerno5", "rtol": 1e-8, "atol": 1e-12, **options}
-    return gradients(law_of(*ROBERTSON), start, t, **options)
+    return gradients(equations_of(*ROBERTSON), start, t, **options)
 
 
 @needs_library
@@ -288,7 +292,7 @@ def test_gradients_are_those_of_the_formulas() -> None:
 @needs_library
 def test_gradients_are_differences_of_the_same_steps() -> None:
     """Gradients of the discrete path: its steps, weights and start moved by a little."""
-    model, t = law_of(*ROBERTSON), torch.tensor([0, 1e-3, 5e-3]).double()
+    model, t = equations_of(*ROBERTSON), torch.tensor([0, 1e-3, 5e-3]).double()
     u0 = torch.tensor([[1.0, 1e-3, 1e-2]]).double().requires_grad_()
     path = ode.rollout(model, u0, t=t, method="kvaerno5", rtol=1e-6, atol=1e-10)
     assert isinstance(path, Tensor)
@@ -322,7 +326,7 @@ def test_a_matrix_without_an_inverse_is_a_rejected_step(backend: str) -> None:
     # The first step is .26, a hundred times Hairer's first guess; the second one takes the rest.
     with use_backend(backend):
         result, statistics = ode.rollout(
-            law_of([[1.0]], [[rate]]), torch.ones(1).double(), t=[0, 1.26], return_statistics=True,
+            equations_of([[1.0]], [[rate]]), torch.ones(1).double(), t=[0, 1.26], return_statistics=True,
             method="kvaerno5", rtol=1e-6, atol=1e3,
         )  # fmt: skip
     assert int(statistics.n_rejected) > 0
@@ -338,7 +342,7 @@ def test_ends_before_the_end(backend: str) -> None:
         )
         with pytest.raises(ode.StepSizeError, match=message):
             ode.rollout(
-                law_of([[2.0]], [[1.0]]),
+                equations_of([[2.0]], [[1.0]]),
                 torch.ones(1).double(),
                 t=[0, 1.5],
                 method="kvaerno5",
@@ -349,7 +353,7 @@ def test_ends_before_the_end(backend: str) -> None:
         with pytest.raises(ode.NonFiniteError, match=message):
             ode.rollout(linear(1.0), start, t=[0, 0.1], method="kvaerno5")
         few: dict[str, Any] = {"t": [0, 40.0], "method": "kvaerno5", "max_steps": 9}
-        robertson, u0 = law_of(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
+        robertson, u0 = equations_of(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
         message = r"^rollout: the trajectory needs more than max_steps=9 steps: it has reached t = "
         with pytest.raises(ode.StepSizeError, match=message) as caught:
             ode.rollout(robertson, u0, **few)
@@ -384,10 +388,10 @@ def test_auto_takes_the_right_method_for_each_trajectory(
     has_models: bool, has_starts: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
     """x' = -r y x with y' = 0: the start decides how stiff it is, and the model's r."""
-    law = (
-        law_of([[[1.0, 1.0]]] * 3, [[[-rate], [0.0]] for rate in (1.0, 1e4, 0.5)])
+    equation = (
+        equations_of([[[1.0, 1.0]]] * 3, [[[-rate], [0.0]] for rate in (1.0, 1e4, 0.5)])
         if has_models
-        else law_of([[1.0, 1.0]], [[-1.0], [0.0]])
+        else equations_of([[1.0, 1.0]], [[-1.0], [0.0]])
     )
     u0 = torch.tensor([[1.0, 3.0], [60.0, 2e4], [0.5, 4.0], [2.0, 1.0]]).double()
     size = [1.0, 1e4, 0.5] if has_models else 1.0
@@ -397,9 +401,9 @@ def test_auto_takes_the_right_method_for_each_trajectory(
     elif not has_starts:
         u0 = u0[1]
     t = [0, 0.1, 1.0]
-    result, statistics = of("auto", law, u0, t)
-    explicit, of_explicit = of("tsit5", law, u0, t)
-    stiff, of_stiff = of("kvaerno5", law, u0, t)
+    result, statistics = of("auto", equation, u0, t)
+    explicit, of_explicit = of("tsit5", equation, u0, t)
+    stiff, of_stiff = of("kvaerno5", equation, u0, t)
     wrong = u0[..., 1] * size > 1000
     assert wrong.any()
     assert wrong.all() == (wrong.dim() == 0)
@@ -415,7 +419,7 @@ def test_auto_takes_the_right_method_for_each_trajectory(
 
 @needs_library
 def test_auto_stops_the_explicit_method_early() -> None:
-    model, u0 = law_of(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
+    model, u0 = equations_of(*ROBERTSON), torch.tensor([1.0, 0, 0]).double()
     options: dict[str, Any] = {"t": [0, 1e5], "atol": 1e-10, "return_statistics": True}
     result, statistics = ode.rollout(model, u0, method="auto", **options)
     single, ours = ode.rollout(model, u0, method="kvaerno5", **options)
@@ -424,7 +428,7 @@ def test_auto_stops_the_explicit_method_early() -> None:
 
 
 def test_auto_in_eager_torch() -> None:
-    model = law_of([[[1.0]]] * 2, [[[-1.0]], [[-3000.0]]])
+    model = equations_of([[[1.0]]] * 2, [[[-1.0]], [[-3000.0]]])
     u0, t = torch.tensor([[1.0], [2.0]]).double(), torch.tensor([0, 0.1, 0.4]).double()
     with use_backend("reference"):
         result, _ = of("auto", model, u0, t)
@@ -435,4 +439,6 @@ def test_auto_in_eager_torch() -> None:
 def test_auto_reports_what_the_implicit_method_could_not() -> None:
     message = r"^rollout: the trajectory stops at t = (0\.99|1\.0)\d*: its steps became too small"
     with pytest.raises(ode.StepSizeError, match=message):
-        ode.rollout(law_of([[2.0]], [[1.0]]), torch.ones(1).double(), t=[0, 1.5], method="auto")
+        ode.rollout(
+            equations_of([[2.0]], [[1.0]]), torch.ones(1).double(), t=[0, 1.5], method="auto"
+        )

@@ -70,7 +70,7 @@ def test_law_of_a_time_series(run, tmp_path):
     ).startswith("c' = -0.5*c**2\n")
 
 
-def test_a_real_series_that_no_law_of_one_state_explains(run):
+def test_a_real_series_that_no_equation_of_one_state_explains(run):
     for name in ("scipy", "pandas", "sympy"):
         pytest.importorskip(name, reason=f"{name} is not installed")
     with pytest.warns(ode.PoorFitWarning, match="the equations miss"):

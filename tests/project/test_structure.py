@@ -41,7 +41,7 @@ NO_NOUN = re.compile(
 # Public folders that import private modules of others, each with the reason.
 IMPORTED_ELSEWHERE = {
     "npu_kernels.equations <- npu_kernels.formula": "the printed formula",
-    "npu_kernels.equations <- npu_kernels.ode": "time series are solved while their law is looked for",
+    "npu_kernels.equations <- npu_kernels.ode": "time series are solved while their equation is looked for",
     "npu_kernels.fitting <- npu_kernels.training": "the loops of training steps",
     "npu_kernels.fitting <- npu_kernels.layers": "the layers that a model calls in turn",
     "npu_kernels.formula <- npu_kernels.layers": "the same",

@@ -83,7 +83,7 @@ COMMANDS = [
     Entry("python -m tools.certify",
           ("project/test_certify::test_the_quick_form_passes", "project/test_certify::test_command"),
           "2026-11-28 a802790"),
-    Entry("python -m npu_kernels.equations", ("laws/test_law_command::test_the_planets",), WHOLE),
+    Entry("python -m npu_kernels.equations", ("equations/test_equations_command::test_the_planets",), WHOLE),
     Entry("python -m pytest", ("make -j2 site check SITE_ARGS=--quick",), WHOLE),
     Entry("python -m tests.run", ("make -j2 site check SITE_ARGS=--quick",), NO_RECORD),
     Entry("python -m benchmarks.demo",

@@ -13,7 +13,7 @@ from npu_kernels.fitting import FitJob, Recipe
 SHORT = Recipe(
     rungs=((20, 1.0), (10, 0.5)), refine=12, settle=6, rows=(32, 64), denominators=(1, 2)
 )
-# enough for laws with a linear last layer
+# enough for equations with a linear last layer
 QUICK = Recipe(rungs=((100, 1.0), (100, 0.5)), refine=100, settle=20)
 
 

@@ -1,4 +1,4 @@
-"""Series with known laws, for the tests of `ode.fit`."""
+"""Series with known equations, for the tests of `ode.fit`."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def predators(t: Tensor, u0: tuple[float, float] = (2.0, 1.0)) -> Tensor:
     return solution([[1, 0], [1, 1], [0, 1]], [[1.2, -0.6, 0], [0, 0.5, -0.8]], list(u0), t)
 
 
-def law_of(powers: Any, rates: Any, gate: Any = 1.0, fixed: bool = False) -> nn.Sequential:
+def equations_of(powers: Any, rates: Any, gate: Any = 1.0, fixed: bool = False) -> nn.Sequential:
     """A model of these exponents and coefficients; with one dimension more, of starts.
 
     fixed: whether the exponents stay.
@@ -54,20 +54,20 @@ def law_of(powers: Any, rates: Any, gate: Any = 1.0, fixed: bool = False) -> nn.
         torch.as_tensor(part, dtype=torch.float64) for part in (powers, rates, gate)
     )
     starts = len(powers) if powers.dim() == 3 else None
-    law = nn.Sequential(
+    equations = nn.Sequential(
         RealNPU(powers.shape[-1], powers.shape[-2], num_models=starts),
         NAU(powers.shape[-2], rates.shape[-2], num_models=starts, clip=False),
     ).double()
     with torch.no_grad():
-        law[0].weight_re.copy_(powers)
-        law[0].gate.copy_(gate.expand_as(law[0].gate))
-        law[1].weight.copy_(rates)
-    law[0].requires_grad_(not fixed)
-    return law
+        equations[0].weight_re.copy_(powers)
+        equations[0].gate.copy_(gate.expand_as(equations[0].gate))
+        equations[1].weight.copy_(rates)
+    equations[0].requires_grad_(not fixed)
+    return equations
 
 
 def known(data: tuple[float, ...] = (1.2, -0.6, 0.5, -0.8)) -> nn.Sequential:
     """A model of that form with these coefficients, whose exponents stay."""
     a, b, c, d = data
     rates = torch.tensor([[a, b, 0], [0, c, d]])  # of float32: tests/contract has its results
-    return law_of([[1, 0], [1, 1], [0, 1]], rates, fixed=True)
+    return equations_of([[1, 0], [1, 1], [0, 1]], rates, fixed=True)

@@ -1,1 +1,1 @@
-"""Laws of time series: `ode.fit`, its search, intervals and alternatives."""
+"""Equations of time series: `ode.fit`, its search, intervals and alternatives."""

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 from npu_kernels.equations._rows import MANY_TIMES, times_as_large
+from npu_kernels.equations._series.candidates import Candidate
 from npu_kernels.equations._series.data import NAME, Series, is_below_zero
 from npu_kernels.equations._series.guesses import smoothed, spline_errors
-from npu_kernels.equations._series.laws import Law
 from npu_kernels.equations._series.outliers import (
     distances_from_neighbours,
     is_rough,
     outlier_notes,
 )
 
-MAX_RATIO = 2.0  # of the law's residuals to the errors, above which it misses something
-MAX_MISSED = 0.05  # of the series' variation: a law that misses more does not fit
+MAX_RATIO = 2.0  # of residuals to errors, above which the equations miss something
+MAX_MISSED = 0.05  # of the series' variation: equations that miss more do not fit
 MUCH_MISSED = 0.5  # of it: so much is no chance, however few samples there are
-MIN_EXPLAINED = 0.5  # share of the variation (R2) that a law explains at least
+MIN_EXPLAINED = 0.5  # share of the variation (R2) that equations explain at least
 MAX_LOST = 0.3  # of it, from the smooth curve's first states on
-MAX_CHANCE = 1e-5  # of so great a ratio where the law is right: few samples vary much
+MAX_CHANCE = 1e-5  # of so great a ratio where the equations are right: few samples vary much
 MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
 ORDER = 4  # of the differences of neighbouring samples
 FEW_DEGREES = 5  # of freedom
@@ -83,24 +83,25 @@ class Diagnostics:
 
 
 def judged(
-    law: Law,
+    candidate: Candidate,
     measured: Series,
     left_out: Tensor,
     degrees: int,
     unidentified: int,
     names: tuple[str, ...],
 ) -> Diagnostics:
-    """Return the diagnostics of a law.
+    """Return the diagnostics of a candidate.
 
-    measured: the user's series. left_out ``[S, M, D]``: which of its values the law was fitted
-    without. degrees: of freedom. unidentified: the number of parameters that the data do not tell.
+    measured: the user's series. left_out ``[S, M, D]``: which of its values the candidate was
+    fitted without. degrees: of freedom. unidentified: the number of parameters that the data do not
+    tell.
     """
-    data, seen = law.problem.data, law.problem.data.seen
+    data, seen = candidate.problem.data, candidate.problem.data.seen
     share = max(degrees / max(int(seen.sum()), 1), 0.1)
-    errors, deviation, ratio, is_misfit = _compared_with_errors(law, degrees)
+    errors, deviation, ratio, is_misfit = _compared_with_errors(candidate, degrees)
     count, spread = seen.sum((0, 1)), data.spread()
     missed = (deviation.square() - errors.square()).clamp(min=0).sqrt() / spread
-    correlation, pairs = _autocorrelation(law.residuals(), seen)
+    correlation, pairs = _autocorrelation(candidate.residuals(), seen)
     failed: list[str] = []
     caveats: list[str] = []
     for d, name in enumerate(names):
@@ -112,7 +113,7 @@ def judged(
             of = "sigma" if data.has_sigma else "the residuals of a smooth curve"
             text = f"The residuals of {name} are {float(ratio[d]):.3g} times as large as {of}"
             text += f": the equations miss {100 * float(missed[d]):.3g} % of its variation."
-            lost = 0.0 if much else _lost(law, d)
+            lost = 0.0 if much else _lost(candidate, d)
             if lost > MAX_LOST:
                 text += f" With the smooth curve's initial values they miss {100 * lost:.3g} %."
             (failed if much or lost > MAX_LOST else caveats).append(text)
@@ -122,12 +123,12 @@ def judged(
             share_left = deviation[d] / spread[d]
             (failed if share_left > MAX_MISSED and not data.has_sigma else caveats).append(text)
         else:
-            caveats += _unlike(law, d, name, float(ratio[d]), float(count[d]) * share)
+            caveats += _unlike(candidate, d, name, float(ratio[d]), float(count[d]) * share)
     if jumps := _jumps(measured):
-        rough = is_rough(law, distances_from_neighbours(measured)[1])
+        rough = is_rough(candidate, distances_from_neighbours(measured)[1])
         (failed if rough else caveats).extend(jumps)
-    caveats += outlier_notes(law, measured, left_out, names)
-    explained = _explained(law)
+    caveats += outlier_notes(candidate, measured, left_out, names)
+    explained = _explained(candidate)
     if not explained >= MIN_EXPLAINED:
         text = "The equations explain less than half of the series' variation"
         failed.append(f"{text} (R2 = {explained:.2f}).")
@@ -135,8 +136,8 @@ def judged(
         failed.append("There are no more measurements than parameters: any equations would fit.")
     elif degrees < FEW_DEGREES:
         caveats.append(f"Degrees of freedom: {degrees}. Nearly any equations would fit.")
-    rows = law.problem.shape.coefficients(*law.problem.shape.split(law.x)[:2])
-    failed += _undefined(law, names)
+    rows = candidate.problem.shape.coefficients(*candidate.problem.shape.split(candidate.x)[:2])
+    failed += _undefined(candidate, names)
     still = [name for name, row in zip(names, rows, strict=False) if not row.any()]
     if still:
         caveats.append(f"The equations hold {', '.join(still)} constant.")
@@ -154,14 +155,14 @@ def judged(
     return Diagnostics(errors, ratio, missed, correlation, tuple(failed), tuple(caveats))
 
 
-def _unlike(law: Law, d: int, name: str, ratio: float, degrees: float) -> list[str]:
+def _unlike(candidate: Candidate, d: int, name: str, ratio: float, degrees: float) -> list[str]:
     """Return sentences on residuals of a column that are not what errors are taken for.
 
     ratio: of the residuals to the errors.
     """
     from scipy.special import chdtr, chdtrc
 
-    data = law.problem.data
+    data = candidate.problem.data
     if data.has_sigma:
         squares = degrees * ratio**2
         if min(chdtr(degrees, squares), chdtrc(degrees, squares)) >= MAX_CHANCE:
@@ -170,8 +171,8 @@ def _unlike(law: Law, d: int, name: str, ratio: float, degrees: float) -> list[s
     if data.in_proportion:
         return []
     seen = data.seen[..., d]
-    states = law.problem.states(law.x.unsqueeze(0))[0][..., d]
-    sizes = law.residuals()[..., d]
+    states = candidate.problem.states(candidate.x.unsqueeze(0))[0][..., d]
+    sizes = candidate.residuals()[..., d]
     times = times_as_large(states[seen].abs().numpy(), sizes[seen].abs().numpy())
     if times <= MANY_TIMES:
         return []
@@ -181,24 +182,26 @@ def _unlike(law: Law, d: int, name: str, ratio: float, degrees: float) -> list[s
     ]
 
 
-def lost_from_curve(law: Law, degrees: int) -> float:
-    """Return the share of the variation that a law misses from the smooth curve's first states.
+def lost_from_curve(candidate: Candidate, degrees: int) -> float:
+    """Return the share of the variation that is missed from the smooth curve's first states.
 
     The largest share counts, of states whose residuals are greater than errors are by chance.
     """
-    columns = _compared_with_errors(law, degrees)[3].nonzero().squeeze(1).tolist()
-    return max((_lost(law, d) for d in columns), default=0.0)
+    columns = _compared_with_errors(candidate, degrees)[3].nonzero().squeeze(1).tolist()
+    return max((_lost(candidate, d) for d in columns), default=0.0)
 
 
-def _compared_with_errors(law: Law, degrees: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compared_with_errors(
+    candidate: Candidate, degrees: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return standard deviations of errors and residuals ``[D]``, and how many times these are.
 
-    The errors are those without any law. The last part ``[D]`` says whose residuals are so much
-    greater that it is no chance.
+    The errors are those without any equation. The last part ``[D]`` says whose residuals are so
+    much greater that it is no chance.
     """
-    data, count = law.problem.data, law.problem.data.seen.sum((0, 1)).double()
+    data, count = candidate.problem.data, candidate.problem.data.seen.sum((0, 1)).double()
     share = max(degrees / max(int(count.sum()), 1), 0.1)
-    deviation = (law.residuals().square().sum((0, 1)) / (count * share)).sqrt()
+    deviation = (candidate.residuals().square().sum((0, 1)) / (count * share)).sqrt()
     if data.has_sigma:
         errors, freedom = torch.ones_like(deviation), torch.full_like(deviation, math.inf)
     else:
@@ -211,29 +214,29 @@ def _compared_with_errors(law: Law, degrees: int) -> tuple[Tensor, Tensor, Tenso
     return errors, deviation, ratio, is_inexact & (ratio > MAX_RATIO) & is_rare
 
 
-def _lost(law: Law, d: int) -> float:
-    """Return the share of a state's variation that a law misses from the curve's first states.
+def _lost(candidate: Candidate, d: int) -> float:
+    """Return the share of a state's variation that is missed from the curve's first states.
 
     Where the errors are much smaller than the residuals, the smooth curve tells these states better
-    than the law does. 0 for states without a curve.
+    than the equations do. 0 for states without a curve.
     """
-    shape, first = law.problem.shape, smoothed(law.problem.data)[0][:, 0]
-    exponents, rates, _ = shape.split(law.x)
+    shape, first = candidate.problem.shape, smoothed(candidate.problem.data)[0][:, 0]
+    exponents, rates, _ = shape.split(candidate.x)
     x = shape.join(exponents, rates, first)
-    residuals = replace(law, x=x).residuals()[..., d][law.problem.data.seen[..., d]]
-    share = residuals.square().mean().sqrt() / law.problem.data.spread()[d]
+    residuals = replace(candidate, x=x).residuals()[..., d][candidate.problem.data.seen[..., d]]
+    share = residuals.square().mean().sqrt() / candidate.problem.data.spread()[d]
     return float(share.nan_to_num(math.inf)) if first.isfinite().all() else 0.0
 
 
-def _explained(law: Law) -> float:
-    """Return the share of the variation that a law explains, R2, with columns weighted equally.
+def _explained(candidate: Candidate) -> float:
+    """Return the share of the variation that is explained, R2, with columns weighted equally.
 
     A series without variation counts as explained.
     """
-    data = law.problem.data
+    data = candidate.problem.data
     variation = data.spread().square() * (data.seen.sum((0, 1)) - 1)
     varies = variation > 0
-    left = law.residuals().square().sum((0, 1))[varies] / variation[varies]
+    left = candidate.residuals().square().sum((0, 1))[varies] / variation[varies]
     return 1 - float(left.mean()) if len(left) else 1.0
 
 
@@ -248,19 +251,20 @@ def _jumps(data: Series) -> list[str]:
     ]
 
 
-def _undefined(law: Law, names: tuple[str, ...]) -> list[str]:
-    """Return sentences for states that were measured where the law's powers are not defined."""
-    powers = law.problem.shape.split(law.x)[0]
+def _undefined(candidate: Candidate, names: tuple[str, ...]) -> list[str]:
+    """Return sentences for states that were measured where powers are not defined."""
+    powers = candidate.problem.shape.split(candidate.x)[0]
     return [
         f"{name} has values below 0 that are not measurement errors, and the equations have powers "
         "of it that are not defined there."
         for d, name in enumerate(names)
-        if not (powers[:, d] == powers[:, d].round()).all() and is_below_zero(law.problem.data, d)
+        if not (powers[:, d] == powers[:, d].round()).all()
+        and is_below_zero(candidate.problem.data, d)
     ]
 
 
 def smooth_errors(data: Series) -> tuple[Tensor, Tensor]:
-    """Return the standard deviations ``[D]`` of the errors without any law, and their degrees.
+    """Return the standard deviations ``[D]`` of the errors without any equation, and their degrees.
 
     A spline through few points may follow their errors. So its residuals count only where they are
     greater than what neighbouring samples deviate from polynomials. nan: too few samples.
@@ -288,7 +292,7 @@ def smooth_errors(data: Series) -> tuple[Tensor, Tensor]:
 
 
 def _chance(ratio: Tensor, degrees: Tensor, freedom: Tensor) -> float:
-    """Return the probability of so great a ratio where the law is right, by the F distribution."""
+    """Return the probability of so great a ratio for the right equations, by the F distribution."""
     from scipy import stats
 
     square, count = float(ratio) ** 2, max(float(degrees), 1.0)
@@ -309,15 +313,16 @@ def _autocorrelation(residuals: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     return products / squares.clamp(min=1e-300), pairs.clamp(min=1)
 
 
-def advice(law: Law, degrees: int, searched: bool, starts: int, terms: int) -> str:
+def advice(candidate: Candidate, degrees: int, searched: bool, starts: int, terms: int) -> str:
     """Return what to try after a poor fit.
 
-    degrees: of freedom. searched: whether the fit began with any laws. starts, terms: the model's.
+    degrees: of freedom. searched: whether the fit began with any candidates. starts, terms: the
+    model's.
     """
     if degrees <= 0:
         return "More measurements are needed, or equations with fewer parameters."
-    data = law.problem.data
-    used = int((law.problem.shape.split(law.x)[1] != 0).any(0).sum())
+    data = candidate.problem.data
+    used = int((candidate.problem.shape.split(candidate.x)[1] != 0).any(0).sum())
     tries = []
     if not searched:
         tries.append("init='search', which uses only the sizes of the model")

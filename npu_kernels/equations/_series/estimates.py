@@ -1,4 +1,4 @@
-"""Estimates of the numbers of a law in the user's units, their standard errors and intervals."""
+"""Estimates of the equations' numbers in the user's units, their standard errors and intervals."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from npu_kernels.equations._numbers import term_text
+from npu_kernels.equations._series.candidates import Candidate, limits, minimise
 from npu_kernels.equations._series.data import Series
 from npu_kernels.equations._series.known import label
-from npu_kernels.equations._series.laws import Law, limits, minimise
 from npu_kernels.equations._series.sensitivity import Shape, Trajectories
 from npu_kernels.optim.least_squares import error
 
@@ -23,7 +23,7 @@ ROUNDED_ENTRY = 1e-9  # of an integer in a matrix that was scaled and is scaled 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One parameter of a law.
+    """One parameter of the equations.
 
     Attributes:
         name: name such as "exponent of x in term 1".
@@ -51,25 +51,25 @@ class Estimate:
         return self.value + distance * self.unit
 
 
-def unscaled(law: Law) -> tuple[Tensor, Tensor, Tensor]:
+def unscaled(candidate: Candidate) -> tuple[Tensor, Tensor, Tensor]:
     """Return exponents ``[h, D]``, rates ``[R, h]``, first states in the user's units."""
-    exponents, rates, starts = law.problem.shape.split(law.x)
-    data = law.problem.data
-    return exponents, rates / units(data, law.problem.shape, exponents), starts * data.size
+    exponents, rates, starts = candidate.problem.shape.split(candidate.x)
+    data = candidate.problem.data
+    return exponents, rates / units(data, candidate.problem.shape, exponents), starts * data.size
 
 
-def unscaled_coefficients(law: Law, rates: Tensor) -> Tensor:
+def unscaled_coefficients(candidate: Candidate, rates: Tensor) -> Tensor:
     """Return the coefficients ``[D, h]`` of rates ``[R, h]``, both in the user's units."""
-    columns = changes(law)
+    columns = changes(candidate)
     return rates if columns is None else columns @ rates
 
 
-def changes(law: Law) -> Tensor | None:
+def changes(candidate: Candidate) -> Tensor | None:
     """Return the changes of the states by the rates ``[D, R]`` in the user's units."""
-    shape = law.problem.shape
+    shape = candidate.problem.shape
     if shape.columns is None or shape.rate_size is None:
         return None
-    columns = shape.columns * law.problem.data.size.unsqueeze(1) / shape.rate_size
+    columns = shape.columns * candidate.problem.data.size.unsqueeze(1) / shape.rate_size
     return torch.where((columns - columns.round()).abs() < ROUNDED_ENTRY, columns.round(), columns)
 
 
@@ -81,11 +81,11 @@ def units(data: Series, shape: Shape, exponents: Tensor) -> Tensor:
     return data.time * products.unsqueeze(-2) / sizes.unsqueeze(-1)
 
 
-def _errors(law: Law) -> tuple[Tensor, list[str]]:
+def _errors(candidate: Candidate) -> tuple[Tensor, list[str]]:
     """Return standard errors ``[N]`` in the user's units, and names of unidentified directions."""
-    shape, data = law.problem.shape, law.problem.data
-    covariance, unidentified = law.uncertainty()
-    exponents, rates, _ = shape.split(law.x)
+    shape, data = candidate.problem.shape, candidate.problem.data
+    covariance, unidentified = candidate.uncertainty()
+    exponents, rates, _ = shape.split(candidate.x)
     h, d = shape.terms, shape.states
     factor = 1 / units(data, shape, exponents)
     change = torch.zeros(shape.size, shape.size, dtype=torch.float64)
@@ -95,7 +95,7 @@ def _errors(law: Law) -> tuple[Tensor, list[str]]:
         for k in range(h):
             row = h * d + j * h + k
             change[row, k * d : (k + 1) * d] = -rates[j, k] * factor[j, k] * data.size.log()
-    index = law.free.nonzero().squeeze(1)
+    index = candidate.free.nonzero().squeeze(1)
     change = change[index][:, index]
     unknown = covariance.diagonal().isinf()
     determined = torch.where(unknown | unknown.unsqueeze(1), 0.0, covariance)
@@ -103,12 +103,12 @@ def _errors(law: Law) -> tuple[Tensor, list[str]]:
     reached = (change[:, unknown].abs() > 0).any(1)
     errors = torch.full((shape.size,), 0.0, dtype=torch.float64)
     errors[index] = torch.where(reached, math.inf, variance.clamp(min=0).sqrt())
-    return errors, _directions(law, index, unidentified)
+    return errors, _directions(candidate, index, unidentified)
 
 
-def _directions(law: Law, index: Tensor, unidentified: list[Tensor]) -> list[str]:
+def _directions(candidate: Candidate, index: Tensor, unidentified: list[Tensor]) -> list[str]:
     """Return the parameters in each direction that the data do not determine."""
-    all_names = _names(law, list(range(law.problem.shape.terms)))
+    all_names = _names(candidate, list(range(candidate.problem.shape.terms)))
     texts = []
     for direction in unidentified:
         parts = direction.abs() >= NAMED_SHARE * direction.abs().max()
@@ -118,13 +118,13 @@ def _directions(law: Law, index: Tensor, unidentified: list[Tensor]) -> list[str
     return list(dict.fromkeys(texts))
 
 
-def _names(law: Law, number: list[int]) -> list[str]:
-    """Return the names of all numbers of a law; number: of its terms."""
-    shape, data = law.problem.shape, law.problem.data
-    exponents = shape.split(law.x)[0]
+def _names(candidate: Candidate, number: list[int]) -> list[str]:
+    """Return the names of all numbers of a candidate; number: of its terms."""
+    shape, data = candidate.problem.shape, candidate.problem.data
+    exponents = shape.split(candidate.x)[0]
     terms, states = range(shape.terms), range(shape.states)
     texts = [f"exponent of {data.names[i]} in term {number[k] + 1}" for k in terms for i in states]
-    columns = changes(law)
+    columns = changes(candidate)
     rates = [f"{name}'" for name in data.names]
     fitted = shape.states - shape.inputs
     is_tied = columns is not None and not torch.equal(columns[:fitted], torch.eye(fitted).double())
@@ -143,27 +143,29 @@ def _names(law: Law, number: list[int]) -> list[str]:
     return texts
 
 
-def estimated(law: Law, unrounded: Law, number: list[int]) -> tuple[list[Estimate], list[str]]:
-    """Return the law's parameters, and directions that the data do not tell.
+def estimated(
+    candidate: Candidate, unrounded: Candidate, number: list[int]
+) -> tuple[list[Estimate], list[str]]:
+    """Return the candidate's parameters, and directions that the data do not tell.
 
-    unrounded: the same law before its exponents became fractions; if some did, the exponents are
-    estimated by it. number: the position of each term in the law's text.
+    unrounded: the same candidate before its exponents became fractions; if some did, the exponents
+    are estimated by it. number: the position of each term in the equations' text.
     """
-    errors, unidentified = _errors(law)
-    loose = errors if unrounded is law else _errors(unrounded)[0]
-    shape, data = law.problem.shape, law.problem.data
-    exponents, rates, u0 = unscaled(law)
+    errors, unidentified = _errors(candidate)
+    loose = errors if unrounded is candidate else _errors(unrounded)[0]
+    shape, data = candidate.problem.shape, candidate.problem.data
+    exponents, rates, u0 = unscaled(candidate)
     values = shape.join(exponents, rates, u0)
     factor = 1 / units(data, shape, exponents)
     parts = torch.ones_like(exponents), factor, data.size.expand_as(u0)
     unit = shape.join(*parts).tolist()
     free_values = shape.join(*unscaled(unrounded))
-    names, estimates = _names(law, number), []
+    names, estimates = _names(candidate, number), []
     h, d = shape.terms, shape.states
-    powers = shape.split(law.free)[0].any(1).tolist()
-    fractions = bool((unrounded.free & ~law.free)[: h * d].any())
+    powers = shape.split(candidate.free)[0].any(1).tolist()
+    fractions = bool((unrounded.free & ~candidate.free)[: h * d].any())
     for i in [*range(h * d, shape.weights), *range(h * d), *range(shape.weights, shape.size)]:
-        if law.free[i] and not (i < h * d and fractions):
+        if candidate.free[i] and not (i < h * d and fractions):
             logarithmic = h * d <= i < shape.weights and powers[(i - h * d) % h]
             numbers = float(values[i]), float(errors[i])
             estimates.append(Estimate(names[i], *numbers, logarithmic, None, i, unit[i]))
@@ -193,7 +195,7 @@ SCALED_RIDGE = 1e-9  # of the normal equations, whose columns have length 1
 
 @dataclass(frozen=True)
 class Pinned(Trajectories):
-    """The series for K laws, each with one number fixed at a distance from its estimate."""
+    """The series for K candidates, each with one number fixed at a distance from its estimate."""
 
     base: Tensor  # [N], the estimate
     number: Tensor  # [K], the index of the fixed number
@@ -223,13 +225,13 @@ class Pinned(Trajectories):
         return r, j.scatter(2, columns, column)
 
     def lanes(self, index: Tensor) -> Pinned:
-        """Return the problem of some of the K laws."""
+        """Return the problem of some of the K candidates."""
         names = "number", "distance", "slope", "logarithmic"
         return replace(self, **{name: getattr(self, name)[index] for name in names})
 
 
 def distances(
-    law: Law, index: Sequence[int], logarithmic: Sequence[bool], rise: float
+    candidate: Candidate, index: Sequence[int], logarithmic: Sequence[bool], rise: float
 ) -> tuple[Tensor, Tensor]:
     """Return the distances ``[K]`` of free numbers below and above their estimates.
 
@@ -239,15 +241,17 @@ def distances(
     if not index:
         return torch.zeros(0), torch.zeros(0)
     count = len(index)
-    pinned, free = _pinned(law, list(index) * 2, list(logarithmic) * 2)
+    pinned, free = _pinned(candidate, list(index) * 2, list(logarithmic) * 2)
     side = torch.cat([-torch.ones(count), torch.ones(count)]).double()
-    walked = _walked(pinned, free, law.x, side, rise)
+    walked = _walked(pinned, free, candidate.x, side, rise)
     return walked[:count], walked[count:]
 
 
-def _pinned(law: Law, index: list[int], logarithmic: list[bool]) -> tuple[Pinned, Tensor]:
-    """Return the laws at distance 0, and their free numbers ``[K, N]``."""
-    problem, number = law.weighted(), torch.tensor(index)
+def _pinned(
+    candidate: Candidate, index: list[int], logarithmic: list[bool]
+) -> tuple[Pinned, Tensor]:
+    """Return the candidates at distance 0, and their free numbers ``[K, N]``."""
+    problem, number = candidate.weighted(), torch.tensor(index)
     shape, data = problem.shape, problem.data
     h, d = shape.terms, shape.states
     slope = torch.zeros(len(index), shape.size, dtype=torch.float64)
@@ -257,9 +261,14 @@ def _pinned(law: Law, index: list[int], logarithmic: list[bool]) -> tuple[Pinned
             slope[lane, k * d : (k + 1) * d] = data.size.log()
     zero = torch.zeros(len(index), dtype=torch.float64)
     parts = {f.name: getattr(problem, f.name) for f in fields(problem)}
-    fixed: dict[str, Any] = {"base": law.x, "number": number, "distance": zero, "slope": slope}
+    fixed: dict[str, Any] = {
+        "base": candidate.x,
+        "number": number,
+        "distance": zero,
+        "slope": slope,
+    }
     pinned = Pinned(**parts, **fixed, logarithmic=torch.tensor(logarithmic))
-    return pinned, law.free.expand(len(index), -1).scatter(1, number.unsqueeze(1), False)
+    return pinned, candidate.free.expand(len(index), -1).scatter(1, number.unsqueeze(1), False)
 
 
 def _along(pinned: Pinned, free: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,11 +16,11 @@ from npu_kernels._jobs.checkpoint import Checkpoint, digest
 from npu_kernels._jobs.driver import Progress, interruptible, terminable
 from npu_kernels.equations._numbers import MAX_DENOMINATOR
 from npu_kernels.equations._series import data as series
+from npu_kernels.equations._series.candidates import Job
 from npu_kernels.equations._series.data import NAME, Series
 from npu_kernels.equations._series.diagnostics import advice, poor_fit
 from npu_kernels.equations._series.guesses import sized
 from npu_kernels.equations._series.known import Known, read_known
-from npu_kernels.equations._series.laws import Job
 from npu_kernels.equations._series.outliers import Outcome, found_without, outlier_notes
 from npu_kernels.equations._series.result import SeriesFitResult, finished
 from npu_kernels.equations._series.search import ALL_STEPS, Search
@@ -191,24 +191,28 @@ def fit(
             starts = power.num_models or 1
             denominator = max_denominator if simplify else 0
 
-            def law_of(data: Series) -> Outcome:
+            def candidate_of(data: Series) -> Outcome:
                 search = Search(data.scaled(), rules, power.out_features, starts, seed, job, method)
                 if searching:
                     return search.search_all(denominator)
                 loosen = power.weight_re.requires_grad
                 return search.best(search.begin(power, nau), denominator, loosen, True)
 
-            (law, free, visited), left_out = found_without(data, law_of, job)
+            (candidate, free, visited), left_out = found_without(data, candidate_of, job)
         except Exception:
             job.checkpoint = None  # a file whose content leads to an error stays as it is
             raise
         finally:
             job.save()
-    result = finished(law, free, data, job.seconds, not job.pressed, visited, denominator, left_out)
+    result = finished(
+        candidate, free, data, job.seconds, not job.pressed, visited, denominator, left_out
+    )
     if left_out.any():
         checks.warn(f"{NAME}: {' '.join(outlier_notes(result.law, data, left_out, result.names))}")
     if not result.diagnostics.good:
-        hint = advice(law, result.df_resid, searching, power.num_models or 1, power.out_features)
+        hint = advice(
+            candidate, result.df_resid, searching, power.num_models or 1, power.out_features
+        )
         checks.warn(poor_fit(result.diagnostics, hint))
     return result
 
@@ -244,7 +248,7 @@ def _read(
 
 
 def _known_facts(rules: Known, stoichiometry: Any, conserved: Any) -> dict[str, str]:
-    """Return what is known of a law by argument, as text."""
+    """Return what is known of the equations by argument, as text."""
     facts = {
         "exponents": repr((rules.low.tolist(), rules.high.tolist())),
         "integer_exponents": repr(rules.integer.tolist()),

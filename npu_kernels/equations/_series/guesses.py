@@ -1,4 +1,4 @@
-"""The starts of the search for a law: smoothed series, and products of powers that explain them.
+"""Starts of the search: smoothed series, and products of powers that explain them.
 
 Cubic smoothing splines give states and slopes. All columns of a series have one smoothness, by
 generalised cross-validation (Craven and Wahba 1979): states of one system change at one pace, and
@@ -68,7 +68,8 @@ def simple_sets(
 ) -> Sets:
     """Return sets of simple products.
 
-    fixed ``[n, D]``: exponents that each set has. max_terms: of a set, None for the law's number.
+    fixed ``[n, D]``: exponents that each set has. max_terms: of a set, None for the candidate's
+    number.
     """
     import numpy as np
 
@@ -103,10 +104,10 @@ def integer_products(states: int, degree: int = MAX_DEGREE) -> Tensor:
 def plain_sets(
     exponents: Tensor, constant: Tensor, shape: Shape, fixed: Tensor, max_terms: int
 ) -> Sets:
-    """Return the simplest sets: the states, the states and 1, and a law's products made simpler.
+    """Return the simplest sets: the states, the states and 1, a candidate's products made simpler.
 
-    exponents ``[n, D]``: of the law. Each of them becomes -1, 0 or 1. constant ``[D]``: states of
-    one value, which are no products.
+    exponents ``[n, D]``: of the candidate. Each of them becomes -1, 0 or 1. constant ``[D]``:
+    states of one value, which are no products.
     """
     states = torch.eye(shape.states, dtype=torch.float64)
     unity, states = states.new_zeros(1, shape.states), states[~constant]
@@ -123,7 +124,7 @@ def plain_sets(
 
 
 class Ranked(NamedTuple):
-    """Some sets for a law, the best first."""
+    """Some sets for a candidate, the best first."""
 
     exponents: Tensor  # [K, h, D]
     coefficients: Tensor  # [K, D, h]
@@ -148,8 +149,8 @@ def ranked(
     """Return the simplest sets, and those whose integrals along a trajectory explain the rest best.
 
     path ``[S, P (M - 1) + 1, D]``: its states, at the nodes and between them. exponents ``[n, D]``:
-    of its law. fixed ``[n, D]``: exponents of the first terms. signed: the states with integer
-    exponents. max_terms: of a set. Coefficients are least squares of the measurements.
+    of its candidate. fixed ``[n, D]``: exponents of the first terms. signed: the states with
+    integer exponents. max_terms: of a set. Coefficients are least squares of the measurements.
     """
     parts = (path.shape[1] - 1) // data.lengths.shape[1]
     lengths = data.lengths.repeat_interleave(parts, 1) / parts
@@ -350,7 +351,8 @@ def sized(data: Series) -> Series:
 def spline_errors(data: Series) -> tuple[Tensor, Tensor]:
     """Return the standard deviations ``[D]`` of the errors, and their degrees of freedom ``[D]``.
 
-    They are those of the smoothing splines, without any law; nan in columns of too few samples.
+    They are those of the smoothing splines, without any equation; nan in columns of too few
+    samples.
     """
     import numpy as np
 

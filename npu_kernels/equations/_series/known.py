@@ -1,4 +1,4 @@
-"""What is known about a law before the fit: bounds, signs, given terms, and tied coefficients.
+"""What is known about equations before the fit: bounds, signs, given terms, tied coefficients.
 
 Coefficients are tied by a matrix: ``u' = N v``, where the rates v are the sums of products that the
 fit looks for. Its columns are reactions, or flows from one state to another. Where sums of states
@@ -24,18 +24,18 @@ ZERO_FLOW = 1e-9  # of a flow's largest part
 
 @dataclass(frozen=True)
 class Known:
-    """Prior knowledge of a law, in the user's units."""
+    """Prior knowledge of equations, in the user's units."""
 
     low: Tensor  # [D], the bounds of exponents
     high: Tensor  # [D]
     integer: Tensor  # [D], the states whose exponents are integers
-    terms: Tensor  # [n, D], exponents of products that the law has
+    terms: Tensor  # [n, D], exponents of products that the equations have
     columns: Tensor | None  # [D, R], the changes of the states in each reaction
     signs: str  # of coefficients or rates: "any", "nonnegative", or as the "model" has them
     inputs: int = 0  # the last states, which are known
 
     def shape(self, terms: int, data: Series) -> Shape:
-        """Return the layout of a law of some terms for scaled series."""
+        """Return the layout of a candidate of some terms for scaled series."""
         states = len(self.low)
         shape = Shape(terms, states, len(data.times), low=self.low, high=self.high)
         shape = replace(shape, integer=self.integer, fixed=len(self.terms), inputs=self.inputs)

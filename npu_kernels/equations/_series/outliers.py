@@ -1,8 +1,8 @@
-"""Outliers of time series: values that are far from the law of all other values.
+"""Outliers of time series: values that are far from the equations of all other values.
 
-An outlier moves the law that is fitted with it, and may hide itself. So the search is repeated
-without the values that are far from the law or from curves through their neighbours. The law of
-the remaining values decides which of them are outliers.
+An outlier moves the equations that are fitted with it, and may hide itself. So the search is
+repeated without the values that are far from the equations or from curves through their neighbours.
+The equations of the remaining values decide which of them are outliers.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from npu_kernels.equations._series.candidates import Candidate, Job, Visited
 from npu_kernels.equations._series.data import Series
 from npu_kernels.equations._series.guesses import MIN_SIZE, sized
-from npu_kernels.equations._series.laws import Job, Law, Visited
 
 # A value is an outlier if its residual is so many times the typical one of its column, and so many
 # times the largest of the values that are not.
 OUTLIER, OUTLIER_GAP, MIN_VALUES = 8.0, 2.0, 12
-FEW_MEASURED, WIDER_GAP = 15, 10.0  # below so many values, which a law may follow, the gap is wider
+FEW_MEASURED, WIDER_GAP = 15, 10.0  # fewer values, which equations may follow, have a wider gap
 # Errors grow with the states, or may do so, if those over the states are no more unlike each other.
 UNLIKE = 1.25
 MIN_SHARE, MAX_SHARE = 0.05, 0.2  # of the column's variation; of its values
 TYPICAL = 1.4826  # standard deviation of normal errors over their median size
 SIDE = 4  # neighbours of a value before it, and behind it
-ROUGH_RATIO = (
-    2.0  # of a law's residuals to the errors estimated from neighbours: a value may have moved it
-)
+ROUGH_RATIO = 2.0  # residuals over the errors of neighbours: a value may have moved the equations
 NAMED_VALUES = 5  # outliers of a column in a sentence
 MAX_SEARCHES = 3  # searches without suspected outliers
 
-Outcome = tuple[Law, Law, Visited]  # a law, the same with free exponents, and laws of other forms
+# A candidate, the same with free exponents, and candidates of other forms.
+Outcome = tuple[Candidate, Candidate, Visited]
 
 
 def found_without(
@@ -42,7 +41,7 @@ def found_without(
     """Return what a search finds in a series without its outliers, and these ``[S, M, D]``."""
     of_all = outcome = search(data)
     left_out = none = torch.zeros_like(data.seen)
-    if any(data.jumps):  # the input may be at fault for what is far from the law
+    if any(data.jumps):  # the input may be at fault for what is far from the equations
         return of_all, none
     suspects = outliers(of_all[0], data)
     beside, errors = distances_from_neighbours(data)
@@ -70,9 +69,9 @@ def without(data: Series, values: Tensor) -> Series:
     return sized(data) if data.sized else data
 
 
-def outliers(law: Law, data: Series) -> Tensor:
-    """Return which values ``[S, M, D]`` of a series are far from the law of some of them."""
-    fitted, states = law.problem.data, law.problem.states(law.x.unsqueeze(0))[0]
+def outliers(candidate: Candidate, data: Series) -> Tensor:
+    """Return which values ``[S, M, D]`` of a series are far from the equations of some of them."""
+    fitted, states = candidate.problem.data, candidate.problem.states(candidate.x.unsqueeze(0))[0]
     weight = torch.ones_like(states)
     if data.has_sigma:
         weight = data.weight * fitted.size
@@ -80,7 +79,7 @@ def outliers(law: Law, data: Series) -> Tensor:
         weight = 1 / states.abs().clamp(min=MIN_SIZE)
     values = data.values / fitted.size
     off = states.log() - values.log() if data.relative else states - values
-    off = torch.where(fitted.seen, law.residuals(), off * weight).abs()
+    off = torch.where(fitted.seen, candidate.residuals(), off * weight).abs()
     off = torch.where(data.seen, off.nan_to_num(math.inf), 0.0)
     least = torch.maximum(OUTLIER * fitted.exact, MIN_SHARE * fitted.spread())
     far = torch.zeros_like(data.seen)
@@ -118,10 +117,12 @@ def _spread(sizes: Tensor) -> Tensor:
     return (logarithms - logarithms.median()).abs().median()
 
 
-def outlier_notes(law: Law, data: Series, left_out: Tensor, names: tuple[str, ...]) -> list[str]:
-    """Return sentences on the columns with values that are far from the law of all others."""
-    texts, far = [], left_out if left_out.any() else outliers(law, data)
-    states = law.problem.states(law.x.unsqueeze(0))[0] * law.problem.data.size
+def outlier_notes(
+    candidate: Candidate, data: Series, left_out: Tensor, names: tuple[str, ...]
+) -> list[str]:
+    """Return sentences on the columns with values that are far from the equations of all others."""
+    texts, far = [], left_out if left_out.any() else outliers(candidate, data)
+    states = candidate.problem.states(candidate.x.unsqueeze(0))[0] * candidate.problem.data.size
     for d, name in enumerate(names):
         is_far = far[..., d]
         if not (count := int(is_far.sum())):
@@ -166,9 +167,9 @@ def distances_from_neighbours(data: Series) -> tuple[Tensor, Tensor]:
     return off, errors
 
 
-def is_rough(law: Law, errors: Tensor) -> bool:
+def is_rough(candidate: Candidate, errors: Tensor) -> bool:
     """Return whether residuals are much larger than errors ``[D]`` estimated from neighbours."""
-    return bool((_deviations(law) > ROUGH_RATIO * errors).any())
+    return bool((_deviations(candidate) > ROUGH_RATIO * errors).any())
 
 
 def _off_parabolas(t: Tensor, y: Tensor) -> Tensor:
@@ -186,25 +187,25 @@ def _off_parabolas(t: Tensor, y: Tensor) -> Tensor:
     return (off / (1 + weights.square().sum(2)).sqrt()).nanmedian(1).values.abs()
 
 
-def _deviations(law: Law) -> Tensor:
-    """Return the root mean squares ``[D]`` of a law's residuals, in the user's units."""
-    data = law.problem.data
+def _deviations(candidate: Candidate) -> Tensor:
+    """Return the root mean squares ``[D]`` of a candidate's residuals, in the user's units."""
+    data = candidate.problem.data
     unit = 1.0 if data.in_proportion or data.has_sigma else data.size
     count = data.seen.sum((0, 1)).clamp(min=1)
-    squares = (law.residuals().square().sum((0, 1)) / count).maximum(data.exact.square())
+    squares = (candidate.residuals().square().sum((0, 1)) / count).maximum(data.exact.square())
     return squares.sqrt() * unit
 
 
-def _length(law: Law, count: Tensor) -> float:
-    """Return the description's length of all values ``[D]`` by a law.
+def _length(candidate: Candidate, count: Tensor) -> float:
+    """Return the description's length of all values ``[D]`` by a candidate.
 
-    Each value that the law was fitted without counts as a number of its own.
+    Each value that the candidate was fitted without counts as a number of its own.
     """
-    data = law.problem.data
+    data = candidate.problem.data
     left_out = int(count.sum() - data.seen.sum())
-    exponents, _, _ = law.problem.shape.split(law.x)
-    numbers = int(law.free.sum()) + int((exponents != 0).sum()) + left_out
+    exponents, _, _ = candidate.problem.shape.split(candidate.x)
+    numbers = int(candidate.free.sum()) + int((exponents != 0).sum()) + left_out
     share = data.seen.sum((0, 1)) / count.clamp(min=1)
-    squares = _deviations(law).square() * share
+    squares = _deviations(candidate).square() * share
     likelihood = count * (squares if data.has_sigma else squares.log())
     return float(likelihood[count > 0].sum()) + numbers * math.log(int(count.sum()))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from npu_kernels._common import display
 from npu_kernels._common.checks import check_level
 from npu_kernels.equations._numbers import MAX_DENOMINATOR, Interval
+from npu_kernels.equations._series.candidates import Candidate, Visited
 from npu_kernels.equations._series.data import Series, read_inputs, tensor
 from npu_kernels.equations._series.diagnostics import Diagnostics, judged
 from npu_kernels.equations._series.estimates import (
@@ -22,7 +23,6 @@ from npu_kernels.equations._series.estimates import (
     unscaled,
     unscaled_coefficients,
 )
-from npu_kernels.equations._series.laws import Law, Visited
 from npu_kernels.equations._series.sensitivity import (
     EPSILON,
     IMPLICIT,
@@ -42,36 +42,34 @@ if TYPE_CHECKING:
     from npu_kernels.formula import Formula
 
 # ---- trajectories --------------------------------------------------------------------------------
-# The trajectory of a fitted law at any times: between the nodes of its series, and beyond them.
+# The trajectory of fitted equations at any times: between the nodes of its series, and beyond
+# them.
 
 TOLERANCE = 1e-9  # rtol and atol, of scaled states, beyond the series
-MAX_PREDICTION_STEPS, MAX_AT_BOUND = (
-    1_000_000,
-    100,
-)  # of a trajectory; with as many the law is stiff
+MAX_PREDICTION_STEPS, MAX_AT_BOUND = 1_000_000, 100  # of a trajectory; with as many it is stiff
 
 
 @dataclass(frozen=True)
 class Path:
     """A series' trajectory. Its states are scaled, its times are the user's."""
 
-    law: Law
+    candidate: Candidate
     series: int
     nodes: Tensor  # [M], times
-    table: known.Inputs | None  # the law's inputs, None without any
+    table: known.Inputs | None  # the equations' inputs, None without any
 
     @cached_property
     def weights(self) -> Weights:
-        """Exponents ``[1, h, D + J]`` and coefficients ``[1, D, h]`` of the scaled law."""
-        shape = self.law.problem.shape
-        exponents, rates, _ = shape.split(self.law.x.unsqueeze(0))
+        """Exponents ``[1, h, D + J]`` and coefficients ``[1, D, h]`` of the scaled equations."""
+        shape = self.candidate.problem.shape
+        exponents, rates, _ = shape.split(self.candidate.x.unsqueeze(0))
         states = shape.states - shape.inputs
         return Weights(exponents, shape.coefficients(exponents, rates)[:, :states])
 
     @cached_property
     def starts(self) -> Tensor:
         """The states ``[M, D]`` at the nodes, as they were fitted."""
-        path = self.law.problem.states(self.law.x.unsqueeze(0))[0, self.series]
+        path = self.candidate.problem.states(self.candidate.x.unsqueeze(0))[0, self.series]
         return path[:, : self.weights.coefficients.shape[1]]
 
     def along(self, times: Tensor) -> Tensor:
@@ -87,19 +85,19 @@ class Path:
 
     def _between(self, times: Tensor) -> Tensor:
         """Return the states at times within the series, each from the node before."""
-        data = self.law.problem.data
+        data = self.candidate.problem.data
         node = torch.searchsorted(self.nodes, times, right=True) - 1
         begin, lengths = self.starts[node], (times - self.nodes[node]) / data.time
-        laws = self.weights.repeated(len(times))
+        equations = self.weights.repeated(len(times))
         if data.slopes is not None:
             slopes = data.slopes[self.series]
             values = data.values[self.series, node, -data.inputs :]
             begin = torch.cat([begin, values], 1)
-            wide = torch.nn.functional.pad(laws.coefficients, (0, 0, 0, data.inputs))
+            wide = torch.nn.functional.pad(equations.coefficients, (0, 0, 0, data.inputs))
             slopes = slopes[node.clamp(max=len(slopes) - 1)]
-            laws = laws._replace(coefficients=wide).driven(slopes)
-        problem = self.law.problem
-        path = flow(laws, begin, lengths, problem.steps, method=problem.method)
+            equations = equations._replace(coefficients=wide).driven(slopes)
+        problem = self.candidate.problem
+        path = flow(equations, begin, lengths, problem.steps, method=problem.method)
         return path[:, -1, : self.starts.shape[1]]
 
     def beyond(self, u: Tensor, times: Tensor, first: float) -> Tensor:
@@ -119,7 +117,7 @@ class Path:
 
     def _ordered(self, u: Tensor, times: Tensor) -> Tensor:
         """Return the states at times that rise or fall, from the state u at the first."""
-        data, weights = self.law.problem.data, self.weights
+        data, weights = self.candidate.problem.data, self.weights
         origin = float(self.nodes[0])
         scaled_times = (times - origin) / data.time
         if self.table is None:
@@ -129,20 +127,22 @@ class Path:
         )
 
         def solve(segment: known.Segment, state: Tensor) -> Tensor:
-            laws = known.driven(weights.of_layers(), segment.slope, False)
+            equations = known.driven(weights.of_layers(), segment.slope, False)
             begin = known.with_inputs(state, segment.first)
-            return self._solved(Weights(laws[0], laws[3]), begin, segment.times)[:, : len(u)]
+            return self._solved(Weights(equations[0], equations[3]), begin, segment.times)[
+                :, : len(u)
+            ]
 
         return known.along(known.segments("predict", table, scaled_times), u, solve)
 
-    def _solved(self, laws: Weights, u: Tensor, times: Tensor) -> Tensor:
+    def _solved(self, equations: Weights, u: Tensor, times: Tensor) -> Tensor:
         """Return the states at times from the state u at the first, by adaptive steps."""
-        is_implicit = self.law.problem.method == IMPLICIT
+        is_implicit = self.candidate.problem.method == IMPLICIT
         path = u.unsqueeze(0)
         for method in (IMPLICIT,) if is_implicit else (methods.EXPLICIT, IMPLICIT):
             at_bound = MAX_PREDICTION_STEPS + 1 if method == IMPLICIT else MAX_AT_BOUND
             call = adaptive_call(method, TOLERANCE, MAX_PREDICTION_STEPS, at_bound)
-            path, counts, _, _ = adaptive.run(call, times, u.unsqueeze(0), laws.of_layers())
+            path, counts, _, _ = adaptive.run(call, times, u.unsqueeze(0), equations.of_layers())
             status = int(counts[0, 0, 3])
             if status == DONE:
                 break
@@ -207,8 +207,8 @@ class SeriesFitResult:
     max_step: float
     data: Series = field(repr=False)
     left_out: Tensor = field(repr=False)
-    law: Law = field(repr=False)
-    free: Law = field(repr=False)
+    law: Candidate = field(repr=False)
+    free: Candidate = field(repr=False)
     visited: Visited = field(repr=False)
     max_denominator: int = field(repr=False)
 
@@ -272,11 +272,11 @@ class SeriesFitResult:
         degrees = math.inf if self.sigma is None else self.df_resid
         t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
         limits = {estimate.name: (-math.inf, math.inf) for estimate in self.estimates}
-        for law, is_final in ((self.law, True), (self.free, False)):
+        for candidate, is_final in ((self.law, True), (self.free, False)):
             determined = [e for e in self.estimates if (e.taken is None) is is_final]
             determined = [e for e in determined if math.isfinite(e.stderr * t)]
             low, high = distances(
-                law, [e.index for e in determined], [e.logarithmic for e in determined], t
+                candidate, [e.index for e in determined], [e.logarithmic for e in determined], t
             )
             for estimate, *pair in zip(determined, low.tolist(), high.tolist(), strict=True):
                 below, above = sorted(map(estimate.at, pair))
@@ -300,14 +300,14 @@ class SeriesFitResult:
 
     @cached_property
     def _alternatives(self) -> list[SeriesFitResult]:
-        from npu_kernels.equations._series.laws import Job
+        from npu_kernels.equations._series.candidates import Job
 
         job = Job("alternatives", 1, {})
-        laws = alternatives(self.law, self.free, self.visited, self.max_denominator, job)
+        candidates = alternatives(self.law, self.free, self.visited, self.max_denominator, job)
         seconds, limit = job.seconds, self.max_denominator
         return [
-            finished(law, free, self.data, seconds, True, {}, limit, self.left_out)
-            for law, free in laws
+            finished(candidate, free, self.data, seconds, True, {}, limit, self.left_out)
+            for candidate, free in candidates
         ]
 
     @cached_property
@@ -350,7 +350,7 @@ class SeriesFitResult:
         return states if isinstance(t, Tensor) else states.numpy()
 
     def _inputs(self, inputs: Any, series: int) -> Inputs | None:
-        """Return the inputs of a prediction, None for a law without any."""
+        """Return the inputs of a prediction, None for equations without any."""
         if not self.input_names:
             if inputs is not None:
                 raise ValueError("predict: inputs must be None for equations without inputs")
@@ -475,7 +475,7 @@ class SeriesFitResult:
 
 
 def _taken(w: float | None) -> str:
-    """Return the number that a law has in place of an estimate, empty if there is none."""
+    """Return the number that the equations have in place of an estimate, empty if there is none."""
     from fractions import Fraction
 
     if w is None:
@@ -484,12 +484,12 @@ def _taken(w: float | None) -> str:
     return str(fraction) if float(fraction) == w else f"{w:.6g}"
 
 
-# ---- from a scaled law -------------------------------------------------------------------------
+# ---- from scaled equations -----------------------------------------------------------------------
 
 
 def finished(
-    law: Law,
-    free: Law,
+    candidate: Candidate,
+    free: Candidate,
     data: Series,
     seconds: float,
     complete: bool,
@@ -499,11 +499,12 @@ def finished(
 ) -> SeriesFitResult:
     """Return the result, in the user's units.
 
-    free: the same law with all of its numbers free. visited, max_denominator: for `alternatives`.
+    free: the candidate with all of its numbers free. visited, max_denominator: for
+    `alternatives`.
     """
-    scaled = law.problem.data
-    exponents, rates, u0 = unscaled(law)
-    coefficients = unscaled_coefficients(law, rates)
+    scaled = candidate.problem.data
+    exponents, rates, u0 = unscaled(candidate)
+    coefficients = unscaled_coefficients(candidate, rates)
     used = (coefficients != 0).any(0)
     used[0] |= not used.any()
     count, smallest = len(data.names) - data.inputs, float(scaled.size.min())
@@ -522,15 +523,15 @@ def finished(
         model[0].gate.copy_((exponents[used] != 0).any(0))  # type: ignore[operator]
         model[1].weight.copy_(coefficients[:count, used])  # type: ignore[operator]
     number = (used.cumsum(0) - 1).tolist()
-    estimates, unidentified = estimated(law, free, number)
-    residuals, seen = law.residuals(), scaled.seen
+    estimates, unidentified = estimated(candidate, free, number)
+    residuals, seen = candidate.residuals(), scaled.seen
     spread = scaled.spread()
     score = [
         float(residuals[..., d][seen[..., d]].square().mean().sqrt() / spread[d])
         for d in range(len(data.names))
         if seen[..., d].any() and spread[d] > 0
     ]
-    sigma = law.deviations() * (1.0 if scaled.in_proportion else scaled.size)
+    sigma = candidate.deviations() * (1.0 if scaled.in_proportion else scaled.size)
     lengths = data.lengths
     return SeriesFitResult(
         model=model,
@@ -539,16 +540,16 @@ def finished(
         u0=u0[:, :count],
         nrmse=math.sqrt(sum(part**2 for part in score) / max(len(score), 1)),
         sigma=None if data.has_sigma else torch.where(data.observed, sigma, math.nan)[:count],
-        bic=law.bic(),
+        bic=candidate.bic(),
         df_resid=int(seen.sum()) - int(free.free.sum()),
         estimates=tuple(estimates),
         unidentified=tuple(unidentified),
         complete=complete,
         seconds=seconds,
-        max_step=float(lengths.max()) / law.problem.steps,
+        max_step=float(lengths.max()) / candidate.problem.steps,
         data=data.without(left_out),
         left_out=left_out,
-        law=law,
+        law=candidate,
         free=free,
         visited=visited,
         max_denominator=max_denominator,

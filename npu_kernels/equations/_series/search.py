@@ -1,4 +1,4 @@
-"""The search for a law: many starts, their trajectories fitted, the best ones made simpler."""
+"""The search for equations: many starts, their trajectories fitted, the best ones made simpler."""
 
 from __future__ import annotations
 
@@ -11,25 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.checks import stream
-from npu_kernels.equations._series.data import NAME, Series
-from npu_kernels.equations._series.diagnostics import MAX_LOST, lost_from_curve
-from npu_kernels.equations._series.estimates import units
-from npu_kernels.equations._series.guesses import (
-    SAMPLED_SETS,
-    Ranked,
-    drawn,
-    matched,
-    ranked,
-    smoothed,
-)
-from npu_kernels.equations._series.known import Known, check_within, common_signs
-from npu_kernels.equations._series.laws import (
+from npu_kernels.equations._series.candidates import (
     FIRST_STEPS,
     MANY_STEPS,
     SAME_BIC,
+    Candidate,
     Form,
     Job,
-    Law,
     Visited,
     best_accurate,
     criteria,
@@ -44,6 +32,18 @@ from npu_kernels.equations._series.laws import (
     stacked,
     visit,
 )
+from npu_kernels.equations._series.data import NAME, Series
+from npu_kernels.equations._series.diagnostics import MAX_LOST, lost_from_curve
+from npu_kernels.equations._series.estimates import units
+from npu_kernels.equations._series.guesses import (
+    SAMPLED_SETS,
+    Ranked,
+    drawn,
+    matched,
+    ranked,
+    smoothed,
+)
+from npu_kernels.equations._series.known import Known, check_within, common_signs
 from npu_kernels.equations._series.sensitivity import (
     FIXED,
     IMPLICIT,
@@ -54,7 +54,7 @@ from npu_kernels.equations._series.sensitivity import (
 )
 from npu_kernels.equations._series.simplify import (
     UNFORESEEN,
-    better_laws,
+    better_candidates,
     exchanged,
     foreseen,
     pruned,
@@ -63,7 +63,7 @@ from npu_kernels.equations._series.simplify import (
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode._methods import AUTO
 
-NO_LAW = (
+NO_EQUATION = (
     f"{NAME}: no initialisation has a finite trajectory through the series; use more random "
     "initialisations (num_models), fewer terms, method='auto' or 'kvaerno5', or init='model' with "
     "a model that is nearly right"
@@ -75,31 +75,31 @@ PIECES = (0.1, 0.25, 0.5)  # of the nodes: pieces that begin at smoothed states
 HORIZONS = (0.25, 0.5)  # of the nodes: beginnings that are fitted first, where states are unknown
 SMALL_RATE = 1e-3  # scaled: of starts that would have the wrong sign
 SMALLEST_BATCH = 12  # starts that are searched at once
-LEADING = 4  # laws of a batch that are made simpler
-TWINS = 2  # laws of one form that are fitted to the end: the better one is made simpler
-ALTERNATIVE_BIC = 24.0  # above the best law's: of the other laws that the result keeps
+LEADING = 4  # candidates of a batch that are made simpler
+TWINS = 2  # candidates of one form that are fitted to the end: the better one is made simpler
+ALTERNATIVE_BIC = 24.0  # above the best candidate's: of the other candidates that the result keeps
 LOST_CRITERION = 50.0  # above that with coarse steps: accurate steps have lost the series
-LEADING_BIC = 30.0  # above the best law's: of the laws that are made simpler
+LEADING_BIC = 30.0  # above the best candidate's: of the candidates that are made simpler
 BEYOND_SERIES = 1e3  # scaled: states beyond have left the series
-RENEWALS = 2  # searches from the best law's trajectory on
-FASTER = 1.1  # times the rates of a law: explicit steps that it needs follow these, too
-MAX_EXCHANGES = 4  # from the best law to one of another product
+RENEWALS = 2  # searches from the best candidate's trajectory on
+FASTER = 1.1  # times the rates of a candidate: explicit steps that it needs follow these, too
+MAX_EXCHANGES = 4  # from the best candidate to one of another product
 PARTS = 4  # of the distance between two nodes
 LOWEST_AMOUNT = 1e-9  # scaled: of a trajectory, along which there are powers
-MAX_CLIMBS = 12  # from a law to a better alternative
+MAX_CLIMBS = 12  # from a candidate to a better alternative
 ALL_STEPS = SEGMENTS + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
 
 
-class NoLawError(RuntimeError):
+class NoEquationError(RuntimeError):
     """No start has a finite trajectory."""
 
 
-class NoLawYet(KeyboardInterrupt):
-    """Ctrl-C ended the search before there was a law."""
+class NoEquationYet(KeyboardInterrupt):
+    """Ctrl-C ended the search before there were equations."""
 
 
 class Search:
-    """The search for a law of a scaled series, from all starts at once."""
+    """The search for equations of a scaled series, from all starts at once."""
 
     def __init__(
         self, data: Series, rules: Known, terms: int, starts: int, seed: int, job: Job, method: str
@@ -114,7 +114,7 @@ class Search:
         self.is_complete = bool(self.smooth.isfinite().all())  # every state at every node
 
     def begin(self, power: RealNPU, nau: NAU) -> tuple[Tensor, Tensor]:
-        """Return the model's own laws ``[K, N]``, and which numbers are free."""
+        """Return the model's own candidates ``[K, N]``, and which numbers are free."""
         data, shape = self.data, self.shape
         exponents = power.weight_re.detach().cpu().double().view(-1, shape.terms, shape.states)
         if power.gate is not None:
@@ -139,7 +139,7 @@ class Search:
         return x, shape.join(free_exponents, free_coefficients, data.start.isnan().expand_as(first))
 
     def drawn(self) -> tuple[Tensor, Tensor]:
-        """Return laws of any form ``[K, N]``, and which numbers are free.
+        """Return candidates of any form ``[K, N]``, and which numbers are free.
 
         A state that passes 0 has no negative powers: no trajectory goes through their pole.
         """
@@ -188,7 +188,7 @@ class Search:
     def joined(
         self, exponents: Tensor, coefficients: Tensor, free: Tensor, used: Tensor, first: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return laws of some products ``[K, N]``, and which numbers are free.
+        """Return candidates of some products ``[K, N]``, and which numbers are free.
 
         used ``[K, h]``: terms that are there. first ``[K, S, D]``: first states.
         """
@@ -218,58 +218,58 @@ class Search:
         start = torch.where(self.data.start.isnan(), self.smooth[:, 0], self.data.start)
         return torch.where(start.isfinite(), start, torch.stack(guesses).exp())
 
-    def search_all(self, max_denominator: int) -> tuple[Law, Law, Visited]:
+    def search_all(self, max_denominator: int) -> tuple[Candidate, Candidate, Visited]:
         """Return what `best` does, from drawn starts.
 
-        First states of its own may hide what a law misses of the series. Where they do, the search
-        begins again with those of the smooth curve, which stay.
+        First states of its own may hide what equations miss of the series. Where they do, the
+        search begins again with those of the smooth curve, which stay.
         """
         result = self.best(self.drawn(), max_denominator, loosen=True, both=False)
         start, lost = self.data.start, hidden(result)
         if lost > MAX_LOST and self.is_complete and start.isnan().any() and not self.job.pressed:
             self.data = replace(self.data, start=start.where(~start.isnan(), self.smooth[:, 0]))
-            with contextlib.suppress(NoLawError, NoLawYet):
+            with contextlib.suppress(NoEquationError, NoEquationYet):
                 other = self.best(self.drawn(), max_denominator, loosen=True, both=False)
                 result = other if hidden(other) < min(lost, 1.0) / 2 else result
         return result
 
     def best(
         self, starts: tuple[Tensor, Tensor], max_denominator: int, loosen: bool, both: bool
-    ) -> tuple[Law, Law, Visited]:
-        """Return the best law, the same law with all of its numbers free, and laws of other forms.
+    ) -> tuple[Candidate, Candidate, Visited]:
+        """Return the best candidate, the same with all numbers free, and candidates of other forms.
 
-        starts: laws ``[K, N]``, and which numbers are free. max_denominator: of exponents, 0 to
-        simplify nothing. In the free law exponents are free if `loosen`. both: see `run`.
+        starts: candidates ``[K, N]``, and which numbers are free. max_denominator: of exponents, 0
+        to simplify nothing. In the free candidate exponents are free if `loosen`. both: see `run`.
 
-        Each batch of starts is a search by itself, and the best of their laws is the result. The
-        batches of 2K starts are those of K and one more: so more starts give no worse BIC.
+        Each batch of starts is a search by itself, and the best of their candidates is the result.
+        The batches of 2K starts are those of K and one more: so more starts give no worse BIC.
         """
-        outcomes: list[tuple[Law, Law]] = []
+        outcomes: list[tuple[Candidate, Candidate]] = []
         visited: Visited = {}
 
         def go_through(x: Tensor, free: Tensor, method: str) -> None:
             for part in batches(len(x)):
-                laws = [] if self.job.pressed else self.run(x[part], free[part], both, method)
+                candidates = [] if self.job.pressed else self.run(x[part], free[part], both, method)
                 tried: Visited = {}
                 pair = None
-                if laws and max_denominator:
-                    pair = simplest(laws, max_denominator, loosen, tried, self.job)
+                if candidates and max_denominator:
+                    pair = simplest(candidates, max_denominator, loosen, tried, self.job)
                 if pair is not None:
-                    best = min((law.bic() for law, _ in outcomes), default=math.inf)
+                    best = min((candidate.bic() for candidate, _ in outcomes), default=math.inf)
                     is_lowest = pair[0].bic() < best - SAME_BIC
                     if is_lowest and self.is_complete and not both:
                         pair = self.improved(pair, max_denominator, loosen, tried)
                         pair = self.exchanged(pair, max_denominator, loosen, tried)
                     outcomes.append(pair)
-                elif laws and not max_denominator:
-                    law = settled(laws[0], self.job)
-                    outcomes.append((law, law))
-                    for law in laws[1:]:
-                        visit(tried, law.bic(), law)
-                for value, law in tried.values():
-                    visit(visited, value, law)
+                elif candidates and not max_denominator:
+                    candidate = settled(candidates[0], self.job)
+                    outcomes.append((candidate, candidate))
+                    for candidate in candidates[1:]:
+                        visit(tried, candidate.bic(), candidate)
+                for value, candidate in tried.values():
+                    visit(visited, value, candidate)
                 if outcomes and max_denominator and is_exact(outcomes[-1][0]):
-                    break  # another law could only be simpler, and `improved` has looked for it
+                    break  # others could only be simpler, and `improved` has looked for them
 
         x, free = starts
         go_through(x, free, FIXED if self.method == AUTO else self.method)
@@ -281,51 +281,57 @@ class Search:
             if stiff.any():
                 go_through(x[stiff], free[stiff], IMPLICIT)
         if not outcomes and self.job.pressed:
-            raise NoLawYet(f"{NAME}: interrupted before there were equations")
+            raise NoEquationYet(f"{NAME}: interrupted before there were equations")
         if not outcomes:
-            raise NoLawError(NO_LAW)
-        law, loose = min(outcomes, key=lambda pair: pair[0].bic())
-        return law, loose, alternatives_of(law, visited)
+            raise NoEquationError(NO_EQUATION)
+        candidate, loose = min(outcomes, key=lambda pair: pair[0].bic())
+        return candidate, loose, alternatives_of(candidate, visited)
 
     def improved(
-        self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, visited: Visited
-    ) -> tuple[Law, Law]:
-        """Return the best law, and its free one, of searches from sets along its trajectory.
+        self,
+        pair: tuple[Candidate, Candidate],
+        max_denominator: int,
+        loosen: bool,
+        visited: Visited,
+    ) -> tuple[Candidate, Candidate]:
+        """Return the best candidate, and its free one, of searches from sets along its trajectory.
 
         Its trajectory is a better smooth curve than the spline from which the search began. An
-        exact law is left only for sets whose approximate BIC is better: they have few terms.
+        exact candidate is left only for sets whose approximate BIC is better: they have few terms.
         """
         for _ in range(RENEWALS if is_finite(pair[0]) else 0):
-            law, max_terms = pair[0], self.shape.terms
-            if is_exact(law):
-                max_terms = self.max_terms(law.bic() - SAME_BIC)
+            candidate, max_terms = pair[0], self.shape.terms
+            if is_exact(candidate):
+                max_terms = self.max_terms(candidate.bic() - SAME_BIC)
             if max_terms <= self.shape.fixed or self.job.pressed:
                 break
-            sets = self.along(law, max_terms)
-            if is_exact(law):
-                sets = sets.some(sets.criteria < law.bic() - SAME_BIC)
+            sets = self.along(candidate, max_terms)
+            if is_exact(candidate):
+                sets = sets.some(sets.criteria < candidate.bic() - SAME_BIC)
             if not len(sets.used):
                 break
-            first = self.shape.split(law.x)[2].expand(len(sets.used), -1, -1)
+            first = self.shape.split(candidate.x)[2].expand(len(sets.used), -1, -1)
             x, free = self.joined(*sets[:4], first)
-            improvements: list[tuple[Law, Law]] = []
-            for problem, some, mask in self.followed(law.problem, x, free):
-                laws = self.leading(problem, some, mask)
-                if laws and laws[0].bic() <= law.bic() + LEADING_BIC:
-                    other = simplest(laws, max_denominator, loosen, visited, self.job)
-                    improvements += [] if other is None or not is_better(other[0], law) else [other]
+            improvements: list[tuple[Candidate, Candidate]] = []
+            for problem, some, mask in self.followed(candidate.problem, x, free):
+                candidates = self.leading(problem, some, mask)
+                if candidates and candidates[0].bic() <= candidate.bic() + LEADING_BIC:
+                    other = simplest(candidates, max_denominator, loosen, visited, self.job)
+                    improvements += (
+                        [] if other is None or not is_better(other[0], candidate) else [other]
+                    )
             if not improvements:
                 break
-            visit(visited, law.bic(), law)
+            visit(visited, candidate.bic(), candidate)
             pair = min(improvements, key=lambda pair: pair[0].bic())
         return pair
 
     def followed(
         self, problem: Trajectories, x: Tensor, free: Tensor
     ) -> Iterator[tuple[Trajectories, Tensor, Tensor]]:
-        """Yield the problem, its laws ``[K, N]``, fitted, and which of their numbers are free.
+        """Yield the problem, its fitted candidates ``[K, N]``, and which of their numbers are free.
 
-        Laws whose trajectories explicit steps do not follow, or would not if the rates were a
+        Candidates whose trajectories explicit steps do not follow, or would not if the rates were a
         little greater, come behind the others, fitted with implicit steps.
         """
         x, error = minimise(problem, x, free, TRAJECTORY, 1e-3, self.job)
@@ -340,20 +346,24 @@ class Search:
                 yield problem, x, free
 
     def exchanged(
-        self, pair: tuple[Law, Law], max_denominator: int, loosen: bool, visited: Visited
-    ) -> tuple[Law, Law]:
-        """Return the best law, and its free one, to which exchanges of products lead."""
+        self,
+        pair: tuple[Candidate, Candidate],
+        max_denominator: int,
+        loosen: bool,
+        visited: Visited,
+    ) -> tuple[Candidate, Candidate]:
+        """Return the best candidate, and its free one, to which exchanges of products lead."""
         for _ in range(MAX_EXCHANGES):
-            law = pair[0]
-            if is_exact(law) or not is_finite(law) or self.job.pressed:
+            candidate = pair[0]
+            if is_exact(candidate) or not is_finite(candidate) or self.job.pressed:
                 break
-            others = exchanged(law, self.job)[:LEADING]
-            if not others or not others[0].bic() < law.bic():
+            others = exchanged(candidate, self.job)[:LEADING]
+            if not others or not others[0].bic() < candidate.bic():
                 break
             other = simplest(others, max_denominator, loosen, visited, self.job)
-            if other is None or not is_better(other[0], law):
+            if other is None or not is_better(other[0], candidate):
                 break
-            visit(visited, law.bic(), law)
+            visit(visited, candidate.bic(), candidate)
             pair = other
         return pair
 
@@ -364,18 +374,18 @@ class Search:
         likelihood = float((count * data.exact.square().log()).sum())
         return math.ceil((bic - likelihood) / (math.log(int(count.sum())) * fitted)) - 1
 
-    def along(self, law: Law, max_terms: int) -> Ranked:
-        """Return the sets of products that explain the series best along a law's trajectory.
+    def along(self, candidate: Candidate, max_terms: int) -> Ranked:
+        """Return the sets of products that explain the series best along a candidate's trajectory.
 
         max_terms: of a set.
         """
         shape, data = self.shape, self.data
-        steps = max(1, law.problem.steps // 2)
-        fine = replace(law.problem, data=data.refined(PARTS), steps=steps)
-        path = fine.states(law.x.unsqueeze(0))[0].masked_fill(data.constant, 1.0)
+        steps = max(1, candidate.problem.steps // 2)
+        fine = replace(candidate.problem, data=data.refined(PARTS), steps=steps)
+        path = fine.states(candidate.x.unsqueeze(0))[0].masked_fill(data.constant, 1.0)
         path = torch.where(data.positive, path.clamp(min=LOWEST_AMOUNT), path)
         signed = (~shape.free_exponents(data.positive)).all(0)
-        exponents, rates, _ = shape.split(law.x)
+        exponents, rates, _ = shape.split(candidate.x)
         powers = exponents[(rates != 0).any(0)]
         return ranked(data, path, powers, shape, self.rules.terms, signed, self.seed, max_terms)
 
@@ -387,19 +397,19 @@ class Search:
         return Trajectories(self.data, self.shape, steps, method=method, stiff=may_be_stiff)
 
     def are_stiff(self, problem: Trajectories, x: Tensor) -> Tensor:
-        """Return which laws ``[K]`` have trajectories that only implicit steps follow."""
+        """Return which candidates ``[K]`` have trajectories that only implicit steps follow."""
         if not problem.stiff or problem.method == IMPLICIT:
             return torch.zeros(len(x), dtype=torch.bool)
         is_lost = ~stays(problem, x)
         return is_lost & stays(self.problem(IMPLICIT), x) if is_lost.any() else is_lost
 
-    def run(self, x: Tensor, free: Tensor, both: bool, method: str) -> list[Law]:
-        """Return the best laws, each fitted to all of the series, the best first; none may be.
+    def run(self, x: Tensor, free: Tensor, both: bool, method: str) -> list[Candidate]:
+        """Return the best candidates, each fitted to all of the series, the best first; or none.
 
         both: whether the trajectories also start from x itself, which may be nearly right.
         """
         problem, nodes = self.problem(method), self.data.times.shape[1]
-        if both:  # steps that solve the laws that are given, if there are some
+        if both:  # steps that solve the candidates that are given, if there are some
             problem = solved(problem, x, free)[0]
         if self.is_complete:
             fitted = self.pieces(problem, x, free)
@@ -432,9 +442,9 @@ class Search:
             x = torch.cat([lanes[:, : self.shape.weights], x[:, self.shape.weights :]], 1)
         return x
 
-    def leading(self, problem: Trajectories, x: Tensor, free: Tensor) -> list[Law]:
-        """Return the laws of the best criteria, each of another form; none if none stays finite."""
-        kinds = [form(Law(problem, row, mask)) for row, mask in zip(x, free, strict=True)]
+    def leading(self, problem: Trajectories, x: Tensor, free: Tensor) -> list[Candidate]:
+        """Return the candidates of the best criteria, each of another form; perhaps none."""
+        kinds = [form(Candidate(problem, row, mask)) for row, mask in zip(x, free, strict=True)]
         coarse, coarse_x, coarse_values = problem, x, criteria(problem, x, free)
         problem, values = solved(problem, x, free)
         chosen = _varied(values, kinds)
@@ -446,23 +456,27 @@ class Search:
             refit = self.refit_in_pieces(coarse.finer(), coarse_x[others], free[others])
             if refit[2].min() < values.min():
                 chosen, (problem, x, values) = others, refit
-        laws: dict[Form, Law] = {}
+        candidates: dict[Form, Candidate] = {}
         for n in values.argsort(stable=True).tolist():
             if values[n] < values.min() + LEADING_BIC:
-                laws.setdefault(kinds[chosen[n]], Law(problem, x[n], free[chosen[n]]))
-        if not laws:
+                candidates.setdefault(kinds[chosen[n]], Candidate(problem, x[n], free[chosen[n]]))
+        if not candidates:
             return []
-        first = best_accurate((law.refitted(self.job) for law in laws.values()), self.job)
+        first = best_accurate(
+            (candidate.refitted(self.job) for candidate in candidates.values()), self.job
+        )
         if first is None:
             return []
-        other_laws = [law for kind, law in laws.items() if kind != form(first)][: LEADING - 1]
-        rest = [replace(law, problem=first.problem) for law in other_laws]
+        other_candidates = [
+            candidate for kind, candidate in candidates.items() if kind != form(first)
+        ][: LEADING - 1]
+        rest = [replace(candidate, problem=first.problem) for candidate in other_candidates]
         return [first, *(refitted(rest, self.job) if rest else [])]
 
     def refit_in_pieces(
         self, problem: Trajectories, x: Tensor, free: Tensor
     ) -> tuple[Trajectories, Tensor, Tensor]:
-        """Fit laws again with accurate steps; return their problem, numbers and criteria.
+        """Fit candidates again with accurate steps; return their problem, numbers and criteria.
 
         Where neighbouring trajectories part fast, numbers that were fitted with coarse steps are no
         start for the whole series with accurate ones. They are a start for its pieces.
@@ -481,18 +495,18 @@ class Search:
 
 
 def stays(problem: Trajectories, x: Tensor) -> Tensor:
-    """Return which laws ``[K]`` have trajectories that do not leave the series far behind."""
+    """Return which candidates ``[K]`` have trajectories that do not leave the series far behind."""
     return (problem.states(x).abs() < BEYOND_SERIES).flatten(1).all(1)
 
 
-def hidden(result: tuple[Law, Law, Visited]) -> float:
-    """Return the share of the variation that the best law misses from measured first states."""
-    law, free, _ = result
-    return lost_from_curve(law, int(law.problem.data.seen.sum()) - int(free.free.sum()))
+def hidden(result: tuple[Candidate, Candidate, Visited]) -> float:
+    """Return the share of the variation that the best one misses from measured first states."""
+    candidate, free, _ = result
+    return lost_from_curve(candidate, int(candidate.problem.data.seen.sum()) - int(free.free.sum()))
 
 
 def _varied(values: Tensor, kinds: list[Form]) -> list[int]:
-    """Return the laws of the best criteria ``[K]``, at most `TWINS` of a form."""
+    """Return the candidates of the best criteria ``[K]``, at most `TWINS` of a form."""
     chosen: list[int] = []
     for n in values.argsort(stable=True).tolist():
         alike = sum(kinds[n] == kinds[other] for other in chosen)
@@ -517,41 +531,44 @@ def batches(starts: int) -> list[slice]:
     return [*batches(starts // 2), slice(starts // 2, starts)]
 
 
-def is_exact(law: Law) -> bool:
-    """Return whether a law's residuals are exact, and no exponent of it is free."""
-    problem = law.problem
-    if problem.data.has_sigma or law.free[: problem.shape.terms * problem.shape.states].any():
+def is_exact(candidate: Candidate) -> bool:
+    """Return whether a candidate's residuals are exact, and no exponent of it is free."""
+    problem = candidate.problem
+    if problem.data.has_sigma or candidate.free[: problem.shape.terms * problem.shape.states].any():
         return False
     count = problem.data.seen.sum((0, 1)).clamp(min=1)
-    squares = law.residuals().square().sum((0, 1)) / count
+    squares = candidate.residuals().square().sum((0, 1)) / count
     return bool((squares <= problem.data.exact.square()).all())
 
 
-def is_finite(law: Law) -> bool:
-    return math.isfinite(law.bic())
+def is_finite(candidate: Candidate) -> bool:
+    return math.isfinite(candidate.bic())
 
 
-def is_better(law: Law, other: Law) -> bool:
-    return law.bic() < other.bic() - SAME_BIC
+def is_better(candidate: Candidate, other: Candidate) -> bool:
+    return candidate.bic() < other.bic() - SAME_BIC
 
 
 def simplest(
-    laws: list[Law], max_denominator: int, loosen: bool, visited: Visited, job: Job
-) -> tuple[Law, Law] | None:
-    """Return the best of some laws, pruned and rounded, and of its alternatives, and of theirs.
+    candidates: list[Candidate], max_denominator: int, loosen: bool, visited: Visited, job: Job
+) -> tuple[Candidate, Candidate] | None:
+    """Return the best of some candidates, pruned and rounded, of its alternatives, and of theirs.
 
-    The second law is the same one with all numbers free. loosen: whether exponents may be free.
-    visited: gets the laws that were tried. None where no steps solve any of the laws.
+    The second candidate is the same one with all numbers free. loosen: whether exponents may be
+    free. visited: gets the candidates that were tried. None where no steps solve any of the
+    candidates.
     """
-    candidates = hopeful(pruned(laws, job, visited), max_denominator)
-    simple = sorted(rounded(candidates, max_denominator, job), key=Law.bic)
-    best = best_accurate((law.refitted(job) for law in simple), job) or best_accurate(laws, job)
+    promising = hopeful(pruned(candidates, job, visited), max_denominator)
+    simple = sorted(rounded(promising, max_denominator, job), key=Candidate.bic)
+    best = best_accurate((candidate.refitted(job) for candidate in simple), job) or best_accurate(
+        candidates, job
+    )
     if best is None:
         return None
     free = loosened(best, loosen).refitted(job)
     for _ in range(MAX_CLIMBS):
-        others = better_laws(best, free, visited, max_denominator, job)
-        better = None if job.pressed else best_accurate((law for law, _ in others), job)
+        others = better_candidates(best, free, visited, max_denominator, job)
+        better = None if job.pressed else best_accurate((candidate for candidate, _ in others), job)
         if better is None or not is_better(better, best):
             break
         visit(visited, best.bic(), best)
@@ -561,17 +578,20 @@ def simplest(
     return final, free if final is best else loosened(final, loosen).refitted(job)
 
 
-def hopeful(laws: list[Law], max_denominator: int) -> list[Law]:
-    """Return the laws that may be the best one when their exponents are fractions."""
-    values = criteria_of(laws) - foreseen(laws, max_denominator)
-    limit = values.min() + 2 * UNFORESEEN  # both laws' values are approximations
-    return [law for law, value in zip(laws, values, strict=True) if value <= limit]
+def hopeful(candidates: list[Candidate], max_denominator: int) -> list[Candidate]:
+    """Return the candidates that may be the best one when their exponents are fractions."""
+    values = criteria_of(candidates) - foreseen(candidates, max_denominator)
+    limit = values.min() + 2 * UNFORESEEN  # both candidates' values are approximations
+    return [
+        candidate for candidate, value in zip(candidates, values, strict=True) if value <= limit
+    ]
 
 
-def alternatives_of(best: Law, visited: Visited) -> Visited:
-    """Return the laws of other forms that are not much worse than the best one.
+def alternatives_of(best: Candidate, visited: Visited) -> Visited:
+    """Return the candidates of other forms that are not much worse than the best one.
 
-    If there is an exact law, laws with more numbers are left out. So are laws that no steps solve.
+    If there is an exact candidate, candidates with more numbers are left out. So are candidates
+    that no steps solve.
     """
     limit, best_form = best.bic() + ALTERNATIVE_BIC, form(best)
     size = sum(map(sum, best_form)) if is_exact(best) else math.inf
@@ -584,4 +604,4 @@ def alternatives_of(best: Law, visited: Visited) -> Visited:
         return {}
     values = solved(best.problem, *stacked(list(near.values())))[1].tolist()
     pairs = zip(near.items(), values, strict=True)
-    return {kind: (value, law) for (kind, law), value in pairs if value < limit}
+    return {kind: (value, candidate) for (kind, candidate), value in pairs if value < limit}

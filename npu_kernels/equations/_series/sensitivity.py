@@ -1,9 +1,9 @@
-"""Residuals of time series and their derivatives, for K laws at once.
+"""Residuals of time series and their derivatives, for K candidates at once.
 
-A law is a vector: exponents ``[h, D]``, coefficients ``[D, h]``, states at the first times
+A candidate is a vector: exponents ``[h, D]``, coefficients ``[D, h]``, states at the first times
 ``[S, D]``. Every segment from node to node is a trajectory of one unit of time whose coefficients
-are multiplied by its length: all segments of all laws and series are one call of the
-ODE solver, and D backward calls give their derivatives for the law and for the state at their
+are multiplied by its length: all segments of all candidates and series are one call of the
+ODE solver, and D backward calls give their derivatives for the candidate and for the state at their
 beginning. The chain rule along the nodes joins them to the derivatives of the trajectory.
 """
 
@@ -33,7 +33,7 @@ MAX_IMPLICIT_STEPS = 100_000  # that a trajectory may try
 
 @dataclass(frozen=True)
 class Shape:
-    """The layout of a law's vector: h terms, D states, S series, R rates; and its bounds."""
+    """The layout of a candidate's vector: h terms, D states, S series, R rates; and its bounds."""
 
     terms: int
     states: int
@@ -100,7 +100,7 @@ class Shape:
 
 
 class Weights(NamedTuple):
-    """Laws of sums of products: exponents ``[L, h, D]``, coefficients ``[L, D, h]``."""
+    """Equations of sums of products: exponents ``[L, h, D]``, coefficients ``[L, D, h]``."""
 
     exponents: Tensor
     coefficients: Tensor
@@ -110,39 +110,39 @@ class Weights(NamedTuple):
         return self.exponents, None, None, self.coefficients
 
     def repeated(self, count: int) -> Weights:
-        """Return every law `count` times, one copy after the other."""
+        """Return all equations `count` times, one copy after the other."""
         return Weights(_repeated(self.exponents, count), _repeated(self.coefficients, count))
 
     def driven(self, slopes: Tensor) -> Weights:
-        """Return laws of a term more, whose inputs move by slopes ``[L, J]``."""
+        """Return equations of a term more, whose inputs move by slopes ``[L, J]``."""
         rows = self.coefficients[:, : self.coefficients.shape[1] - slopes.shape[1]]
         weights = known.driven((self.exponents, None, None, rows), slopes, False)
         return Weights(weights[0], weights[3])
 
 
 def flow(
-    laws: Weights,
+    equations: Weights,
     u: Tensor,
     lengths: Tensor | float,
     steps: int,
     segments: int = 1,
     method: str = FIXED,
 ) -> Tensor:
-    """Return the states ``[L, segments + 1, D]`` of laws from ``u [L, D]`` on.
+    """Return the states ``[L, segments + 1, D]`` of equations from ``u [L, D]`` on.
 
     lengths: of the segments, ``[L]`` or one number. steps: of a segment. method: `FIXED`, or
     `IMPLICIT`, whose tolerance is that of so many steps: its states are nan from where it does
     not get on.
     """
     if isinstance(lengths, Tensor):
-        laws = laws._replace(coefficients=laws.coefficients * lengths[:, None, None])
+        equations = equations._replace(coefficients=equations.coefficients * lengths[:, None, None])
         lengths = 1.0
     if method == IMPLICIT:
         times = lengths * torch.arange(segments + 1, dtype=torch.float64)
-        return stiff_flow(laws, u, times, steps)
+        return stiff_flow(equations, u, times, steps)
     dt = lengths / steps
     loop = Loop(RK4, steps * segments, dt, EPSILON, CLIP, False, "full", False, False)
-    weights = laws.of_layers()
+    weights = equations.of_layers()
     states = (by_fast_path(loop, u, weights) or run(loop, u, weights))[0]
     return states[:, ::steps]
 
@@ -150,14 +150,14 @@ def flow(
 def adaptive_call(
     method: str, tolerance: float, max_steps: int, max_at_bound: int
 ) -> adaptive.Call:
-    """Return the options of adaptive steps of laws; tolerance: relative, and absolute."""
+    """Return the options of adaptive steps of equations; tolerance: relative, and absolute."""
     return adaptive.Call(
         method, tolerance, tolerance, max_steps, max_at_bound, EPSILON, CLIP, False, "full", False
     )
 
 
-def stiff_flow(laws: Weights, u: Tensor, times: Tensor, steps: int) -> Tensor:
-    """Return the states ``[L, M, D]`` of laws by implicit steps at times ``[M]``; see `flow`.
+def stiff_flow(equations: Weights, u: Tensor, times: Tensor, steps: int) -> Tensor:
+    """Return the states ``[L, M, D]`` of equations by implicit steps at times ``[M]``; see `flow`.
 
     Times may be repeated.
     """
@@ -166,7 +166,7 @@ def stiff_flow(laws: Weights, u: Tensor, times: Tensor, steps: int) -> Tensor:
         return u.unsqueeze(1).expand(-1, len(times), -1)
     tolerance = IMPLICIT_TOLERANCE / steps ** methods.ALL[IMPLICIT].order
     call = adaptive_call(IMPLICIT, tolerance, MAX_IMPLICIT_STEPS, MAX_IMPLICIT_STEPS + 1)
-    return adaptive.run(call, distinct, u, laws.of_layers())[0][:, index]
+    return adaptive.run(call, distinct, u, equations.of_layers())[0][:, index]
 
 
 @dataclass(frozen=True)
@@ -187,37 +187,37 @@ class Trajectories:
         return replace(self, steps=2 * self.steps)
 
     def lanes(self, index: Tensor) -> Trajectories:
-        """Return the problem of some of the K laws: for all laws it is the same."""
+        """Return the problem of some of the K candidates: for all candidates it is the same."""
         return self
 
     def states(self, x: Tensor) -> Tensor:
-        """Return the states ``[K, S, M, D]`` of laws ``[K, N]``."""
+        """Return the states ``[K, S, M, D]`` of candidates ``[K, N]``."""
         exponents, rates, u = self.shape.split(x)
         coefficients = self.shape.coefficients(exponents, rates)
         models, series, d = u.shape
         lengths, u = self.data.lengths, u.reshape(-1, d)
-        laws = Weights(exponents, coefficients).repeated(series)
-        same = not self.data.inputs  # the law is that in each segment
+        equations = Weights(exponents, coefficients).repeated(series)
+        same = not self.data.inputs  # the equations are the same in each segment
         if same and torch.allclose(lengths, lengths[:1, :1], rtol=SAME_DISTANCE, atol=0):
             mean = float(lengths.mean())
-            path = flow(laws, u, mean, self.steps, lengths.shape[1], self.method)
+            path = flow(equations, u, mean, self.steps, lengths.shape[1], self.method)
         elif same and self.method == IMPLICIT and bool((lengths == lengths[:1]).all()):
-            path = stiff_flow(laws, u, self.data.times[0], self.steps)
+            path = stiff_flow(equations, u, self.data.times[0], self.steps)
         else:
-            path = self._by_segments(laws, u, models)
+            path = self._by_segments(equations, u, models)
         return path.view(models, series, -1, d)
 
-    def _by_segments(self, laws: Weights, u: Tensor, models: int) -> Tensor:
+    def _by_segments(self, equations: Weights, u: Tensor, models: int) -> Tensor:
         """Return the states ``[K S, M, D]``, a call for each segment."""
         distances, slopes, states = self.data.lengths.repeat(models, 1), self.data.slopes, [u]
         if slopes is not None:
             slopes = slopes.repeat(models, 1, 1)
-            laws = laws.driven(slopes[:, 0])
+            equations = equations.driven(slopes[:, 0])
         for number, column in enumerate(distances.unbind(1)):
             if slopes is not None:
-                laws = laws._replace(coefficients=laws.coefficients.clone())
-                laws.coefficients[:, -self.data.inputs :, -1] = slopes[:, number]
-            path = flow(laws, states[-1], column, self.steps, method=self.method)
+                equations = equations._replace(coefficients=equations.coefficients.clone())
+                equations.coefficients[:, -self.data.inputs :, -1] = slopes[:, number]
+            path = flow(equations, states[-1], column, self.steps, method=self.method)
             states.append(path[:, -1])
         return torch.stack(states, 1)
 
@@ -236,8 +236,8 @@ class Trajectories:
         states, data, shape = self.states(x) if states is None else states, self.data, self.shape
         models, series, nodes, d = states.shape
         begin = states[:, :, :-1].reshape(-1, d)
-        _, for_law, for_u = derivatives(shape, x, begin, data, self.steps, self.method)
-        local = chained(for_law, for_u)  # [K, S, M, D, weights + D]
+        _, for_weights, for_u = derivatives(shape, x, begin, data, self.steps, self.method)
+        local = chained(for_weights, for_u)  # [K, S, M, D, weights + D]
         if data.relative:
             local = local / states.unsqueeze(-1)
         local = torch.where(data.seen.unsqueeze(-1), local * data.weight.unsqueeze(-1), 0.0)
@@ -251,37 +251,38 @@ class Trajectories:
         return self.compare(states), jacobian.view(models, -1, shape.size)
 
 
-def chained(for_law: Tensor, for_u: Tensor) -> Tensor:
+def chained(for_weights: Tensor, for_u: Tensor) -> Tensor:
     """Return the derivatives ``[K, S, M, D, N + D]`` of the states at all nodes.
 
-    They are those for the law's weights and for the first state. for_law ``[K, S, M - 1, D, N]``,
-    for_u ``[K, S, M - 1, D, D]``: of the ends of the segments, for the weights and the beginnings.
+    They are those for the candidate's weights and for the first state. for_weights ``[K, S, M - 1,
+    D, N]``, for_u ``[K, S, M - 1, D, D]``: of the ends of the segments, for the weights and the
+    beginnings.
 
     Some neighbouring segments are a block. The chain rule is applied within all blocks at once,
     and then to the blocks: that takes about 2 sqrt(M) calls.
     """
-    models, series, segments, d, weights = for_law.shape
+    models, series, segments, d, weights = for_weights.shape
     lanes, size = models * series, math.isqrt(segments - 1) + 1
     count = -(-segments // size)
     eye = torch.eye(weights + d, dtype=for_u.dtype)[weights:]
     by_u = eye[:, weights:].repeat(lanes, count * size, 1, 1)
     by_u[:, :segments] = for_u.flatten(0, 1)
     by_u = by_u.view(-1, size, d, d)
-    blocks = for_law.new_zeros(lanes, count * size, d, weights + d)
-    blocks[:, :segments, :, :weights] = for_law.flatten(0, 1)
+    blocks = for_weights.new_zeros(lanes, count * size, d, weights + d)
+    blocks[:, :segments, :, :weights] = for_weights.flatten(0, 1)
     blocks = blocks.view(-1, size, d, weights + d)
     blocks[:, 0, :, weights:] = by_u[:, 0]
     for m in range(1, size):
         blocks[:, m] = torch.baddbmm(blocks[:, m], by_u[:, m], blocks[:, m - 1])
     blocks = blocks.view(lanes, count, size, d, weights + d)
     last = blocks[:, :, -1]
-    last_by_law = torch.nn.functional.pad(last[..., :weights], (0, d))  # 0 for the first state
+    last_by_weights = torch.nn.functional.pad(last[..., :weights], (0, d))  # 0 for the first state
     starts = [eye.expand(lanes, -1, -1)]
     for n in range(count - 1):
-        starts.append(torch.baddbmm(last_by_law[:, n], last[:, n, :, weights:], starts[-1]))
+        starts.append(torch.baddbmm(last_by_weights[:, n], last[:, n, :, weights:], starts[-1]))
     nodes = blocks[..., weights:] @ torch.stack(starts, 1).unsqueeze(2)
     nodes[..., :weights] += blocks[..., :weights]
-    chain = for_law.new_empty(lanes, segments + 1, d, weights + d)
+    chain = for_weights.new_empty(lanes, segments + 1, d, weights + d)
     chain[:, 0], chain[:, 1:] = eye, nodes.flatten(1, 2)[:, :segments]
     return chain.view(models, series, -1, d, weights + d)
 
@@ -289,7 +290,7 @@ def chained(for_law: Tensor, for_u: Tensor) -> Tensor:
 def windows(
     problem: Trajectories, x: Tensor, smooth: Tensor, nodes: int
 ) -> tuple[Trajectories, Tensor]:
-    """Return the series in pieces of `nodes` segments, each a series, and the laws for them.
+    """Return the series in pieces of `nodes` segments, each a series, and the candidates for them.
 
     smooth ``[S, M, D]``: smoothed states, with which the pieces begin.
     """
@@ -311,13 +312,13 @@ def windows(
     window_shape = replace(shape, series=len(pieces.start))
     exponents, rates, _ = shape.split(x)
     starts = pieces.start.expand(len(x), -1, -1)
-    laws = window_shape.join(exponents, rates, starts)
-    return replace(problem, data=pieces, shape=window_shape), laws
+    equations = window_shape.join(exponents, rates, starts)
+    return replace(problem, data=pieces, shape=window_shape), equations
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Every node from the node before, both smoothed: a necessary condition of a law, and cheap."""
+    """Every node from the node before, both smoothed: a necessary and cheap condition."""
 
     data: Series
     shape: Shape
@@ -326,11 +327,11 @@ class Segments:
     method: str = field(default=FIXED, kw_only=True)
 
     def lanes(self, index: Tensor) -> Segments:
-        """Return the problem of some of the K laws: for all laws it is the same."""
+        """Return the problem of some of the K candidates: for all candidates it is the same."""
         return self
 
     def states(self, x: Tensor) -> Tensor:
-        """Return the ends of the segments ``[K, S, M - 1, D]`` of laws ``[K, N]``."""
+        """Return the ends of the segments ``[K, S, M - 1, D]`` of candidates ``[K, N]``."""
         exponents, rates, _ = self.shape.split(x)
         coefficients = self.shape.coefficients(exponents, rates)
         lengths, models = self.data.lengths, len(x)
@@ -355,9 +356,11 @@ class Segments:
         """Return residuals and their derivatives, which come with the states."""
         lengths, models, d = self.data.lengths, len(x), self.shape.states
         begin = self.smooth[:, :-1].reshape(-1, d).repeat(models, 1)
-        states, for_law, _ = derivatives(self.shape, x, begin, self.data, self.steps, self.method)
-        for_law = torch.where((lengths > 0)[..., None, None], for_law, 0.0)
-        rows = for_law.flatten(1, 3)
+        states, for_weights, _ = derivatives(
+            self.shape, x, begin, self.data, self.steps, self.method
+        )
+        for_weights = torch.where((lengths > 0)[..., None, None], for_weights, 0.0)
+        rows = for_weights.flatten(1, 3)
         for_starts = rows.new_zeros(models, rows.shape[1], self.shape.series * d)
         return self.compare(states), torch.cat([rows, for_starts], 2)
 
@@ -371,7 +374,7 @@ def derivatives(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the ends ``[K, S, M - 1, D]`` of all segments, and their derivatives.
 
-    x ``[K, N]``: the laws, for whose weights and for `begin` the derivatives are.
+    x ``[K, N]``: the candidates, for whose weights and for `begin` the derivatives are.
     """
     exponents, rates, _ = shape.split(x)
     lengths, slopes = data.lengths, data.slopes
@@ -380,14 +383,14 @@ def derivatives(
     leaves = [part.detach().requires_grad_() for part in parts]
     with torch.enable_grad():
         distances = lengths.flatten().repeat(models)
-        laws = Weights(leaves[0], shape.coefficients(leaves[0], leaves[1]))
+        equations = Weights(leaves[0], shape.coefficients(leaves[0], leaves[1]))
         if slopes is not None:
-            laws = laws.driven(slopes.flatten(0, 1).repeat(models, 1))
-        end = flow(laws, leaves[2], distances, steps, method=method)[:, -1]
+            equations = equations.driven(slopes.flatten(0, 1).repeat(models, 1))
+        end = flow(equations, leaves[2], distances, steps, method=method)[:, -1]
         sums = [end[:, i].sum() for i in range(d)]
         rows = [torch.autograd.grad(sums[i], leaves, retain_graph=i < d - 1) for i in range(d)]
     lead = (models, *lengths.shape)
-    for_law = torch.stack([torch.cat([e.flatten(1), c.flatten(1)], 1) for e, c, _ in rows], 1)
+    for_weights = torch.stack([torch.cat([e.flatten(1), c.flatten(1)], 1) for e, c, _ in rows], 1)
     for_u = torch.stack([u for _, _, u in rows], 1)
-    for_law, for_u = for_law.view((*lead, d, -1)), for_u.view((*lead, d, d))
-    return end.detach().view((*lead, d)), for_law, for_u
+    for_weights, for_u = for_weights.view((*lead, d, -1)), for_u.view((*lead, d, d))
+    return end.detach().view((*lead, d)), for_weights, for_u

@@ -1,1 +1,1 @@
-"""Laws in tables: `NPURegressor`, its search, its candidates and its report."""
+"""Equations in tables: `NPURegressor`, its search, its candidates and its report."""

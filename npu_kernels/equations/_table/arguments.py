@@ -225,7 +225,7 @@ def check_output(tables: Sequence[Any], output: Any) -> int:
 
 
 def part_of(model: Any, names: tuple[str, ...], X: Array, origin: Array) -> Expression | None:
-    """Return the part of the law that `known` gives, checked for the rows X.
+    """Return the part of the equation that `known` gives, checked for the rows X.
 
     origin: the rows' numbers.
     """
@@ -528,7 +528,7 @@ def exponents_of(
     """Return the exponents that units allow, of columns X.
 
     Exponents of columns that are constant, or constant in each group, follow from the others, or
-    are 0. Without units and limits, those of `copies` are 0. limits, powers, part: of the law.
+    are 0. Without units and limits, those of `copies` are 0. limits, powers, part: of the equation.
     """
     names = columns.names
     units = None if units is None else [*units, *[""] * len(columns.columns)]
@@ -569,15 +569,15 @@ def exponents_of(
 def _check_part(
     part: Expression, units: list[str], output: str, y_units: str, powers: tuple[float, ...]
 ) -> None:
-    """ValueError for a known part of the law that has not the dimension of y to a power."""
+    """ValueError for a known part of the equation that has not the dimension of y to a power."""
     dimension = part.dimension(dimensions(part.names, units[: len(part.names)], "X_units"))
     (of_y,) = dimensions([output], [y_units], "y_units")
-    of_laws = [{base: Fraction(p) * power for base, power in of_y.items()} for p in powers]
-    if dimension is None or dimension in of_laws:
+    of_powers = [{base: Fraction(p) * power for base, power in of_y.items()} for p in powers]
+    if dimension is None or dimension in of_powers:
         return
     has, needs = (
         " ".join(f"{base}**{power}" for base, power in sorted(powers_of.items())) or "none"
-        for powers_of in (dimension, of_laws[0])
+        for powers_of in (dimension, of_powers[0])
     )
     raise ValueError(
         f"NPURegressor: known_part must have the dimension of {output}, {needs}, got "

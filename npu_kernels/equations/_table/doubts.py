@@ -25,7 +25,7 @@ FEW_VALUES = 10  # different ones, at most: 0 or 9 is an ordinary one, and resid
 
 
 def doubts(rows: Rows, equation: Equation) -> list[str]:
-    """Return sentences on rows and residuals of a law that is not exact."""
+    """Return sentences on rows and residuals of an equation that is not exact."""
     errors, factors, is_like = _residuals(rows, equation)
     sentences = [
         copied(rows),
@@ -43,7 +43,7 @@ def two_populations(rows: Rows, equation: Equation) -> str:
 
 
 def _residuals(rows: Rows, equation: Equation) -> tuple[Array, Array, Array]:
-    """Residuals as the errors are taken, logarithms of y over the law, and which rows are alike.
+    """Residuals as the errors are taken, logarithms of y over the equation, which rows are alike.
 
     The others are too near 0 for errors in proportion to y.
     """

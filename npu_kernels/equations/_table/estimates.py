@@ -1,4 +1,4 @@
-"""A law in the units of its data, with standard errors; its error on other rows; its refits."""
+"""An equation in the units of its data, its standard errors, error on other rows, and refits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Array = Any
 class Freed:
     """A sum with a free exponent in place of a fraction, for the columns of the data."""
 
-    law: Sum
+    candidate: Sum
     where: Array  # [K, n]: the fractions that it has no more: several where units tie them
     exponents: Array  # [K, n]
     errors: Array  # [K, n]: their standard errors
@@ -42,28 +42,28 @@ class Freed:
         return bool((apart & self.where).any())
 
 
-def covariance(data: AllRows, law: Sum) -> Array:
+def covariance(data: AllRows, candidate: Sum) -> Array:
     """Return the covariance of the coefficients and the free exponents."""
     if data.noise is not None:
         variance = data.noise**2
     else:
-        degrees = data.rows - law.parameters
-        variance = law.rss / degrees if degrees > 0 else math.inf
-    C = refine.covariance(data, law)
+        degrees = data.rows - candidate.parameters
+        variance = candidate.rss / degrees if degrees > 0 else math.inf
+    C = refine.covariance(data, candidate)
     with np.errstate(invalid="ignore"):
         return np.where(np.isinf(C), C, C * variance) if variance < math.inf else C + math.inf
 
 
-def untold(data: AllRows, law: Sum) -> tuple[str, ...]:
-    """Return a note if the rows do not tell all parameters of a law."""
-    C = refine.covariance(data, law)
+def untold(data: AllRows, candidate: Sum) -> tuple[str, ...]:
+    """Return a note if the rows do not tell all parameters of an equation."""
+    C = refine.covariance(data, candidate)
     unknown = np.isinf(np.diagonal(C, axis1=-2, axis2=-1)).reshape(-1, C.shape[-1])
-    K = len(law.c)
+    K = len(candidate.c)
     count = int(unknown[:, :K].sum() + unknown[0, K:].sum())
     if not count:
         return ()
     return (
-        f"The rows do not determine {count} of the {law.parameters} parameters, at most "
+        f"The rows do not determine {count} of the {candidate.parameters} parameters, at most "
         "combinations of them: these numbers are not estimates, and have no standard error.",
     )
 
@@ -82,9 +82,9 @@ def _deviations(T: Array, C: Array) -> Array:
     return deviations
 
 
-def exponent_errors(data: AllRows, law: Sum, C: Array) -> Array:
+def exponent_errors(data: AllRows, candidate: Sum, C: Array) -> Array:
     """Return the standard errors of the columns' exponents ``[K, n]``. C: the covariance."""
-    K, (k, i) = len(law.c), np.nonzero(law.free)
+    K, (k, i) = len(candidate.c), np.nonzero(candidate.free)
     errors = np.zeros((K, len(data.matrix)))
     of_exponents = C.reshape(-1, *C.shape[-2:])[0, K:, K:]  # the same in all groups
     for term in range(K):
@@ -95,22 +95,24 @@ def exponent_errors(data: AllRows, law: Sum, C: Array) -> Array:
     return errors
 
 
-def freed(data: AllRows, law: Sum, loss: str | None, integers: bool = False) -> Iterator[Freed]:
+def freed(
+    data: AllRows, candidate: Sum, loss: str | None, integers: bool = False
+) -> Iterator[Freed]:
     """Yield the sum with each of its fractions as a free exponent, one at a time.
 
     Terms that were given keep theirs, and so does an exact sum. loss: None yields nothing.
     integers: of integers other than 0 too.
     """
-    if loss is None or is_exact(data, law):
+    if loss is None or is_exact(data, candidate):
         return
-    full = data.exponents.full(law.u, data.power, data.below)
+    full = data.exponents.full(candidate.u, data.power, data.below)
     tied, rounded = data.matrix != 0, full != 0 if integers else full % 1 != 0
-    chosen = (rounded @ tied) & ~law.free & ~data.signed
+    chosen = (rounded @ tied) & ~candidate.free & ~data.signed
     chosen[: data.fixed] = False
     for k, j in np.argwhere(chosen):
-        free = law.free.copy()
+        free = candidate.free.copy()
         free[k, j] = True
-        other = refine.refit(data, replace(law, free=free), loss)
+        other = refine.refit(data, replace(candidate, free=free), loss)
         if math.isfinite(other.cost):
             where = np.zeros(full.shape, dtype=bool)
             where[k] = tied[:, j] & rounded[k]
@@ -120,13 +122,13 @@ def freed(data: AllRows, law: Sum, loss: str | None, integers: bool = False) -> 
                 yield Freed(other, where, exponents, errors)
 
 
-def in_place_of_rounded(data: AllRows, law: Sum, loss: str | None) -> Array:
+def in_place_of_rounded(data: AllRows, candidate: Sum, loss: str | None) -> Array:
     """Return the exponents that are free in place of rounded ones, and their errors ``[2, K, n]``.
 
     They are not a number elsewhere.
     """
-    told = np.full((2, len(law.c), len(data.matrix)), np.nan)
-    for rival in freed(data, law, loss, integers=True):
+    told = np.full((2, len(candidate.c), len(data.matrix)), np.nan)
+    for rival in freed(data, candidate, loss, integers=True):
         told[:, rival.where] = rival.exponents[rival.where], rival.errors[rival.where]
     return told
 
@@ -205,17 +207,17 @@ def _relative(rows: Rows, data: AllRows, errors: Array, held: Any = slice(None))
     return math.sqrt(squares / (size or float(weight.sum())))
 
 
-def held_out(rows: Rows, data: AllRows, law: Sum, held: Array) -> float:
+def held_out(rows: Rows, data: AllRows, candidate: Sum, held: Array) -> float:
     """The relative error on the rows that were held out."""
     part = data.take(held)
-    errors = part.target - part.predict(law.u, law.parity, law.c)[0]
+    errors = part.target - part.predict(candidate.u, candidate.parity, candidate.c)[0]
     return _relative(rows, data, errors, held)
 
 
-def left_out(rows: Rows, data: AllRows, law: Sum) -> float:
-    """The relative error of leaving out one row at a time, with the form of the law kept."""
-    residuals = data.predict(law.u, law.parity, law.c)[1]
-    errors = refine.left_out(data, law, residuals)[0] / data.weight
+def left_out(rows: Rows, data: AllRows, candidate: Sum) -> float:
+    """The relative error of leaving out one row at a time, with the form of the equation kept."""
+    residuals = data.predict(candidate.u, candidate.parity, candidate.c)[1]
+    errors = refine.left_out(data, candidate, residuals)[0] / data.weight
     if data.factor:  # the error e of log y stands for the prediction y exp(-e)
         with np.errstate(over="ignore"):
             errors = -data.target * np.expm1(-errors)
@@ -242,44 +244,46 @@ def unscaled(data: AllRows, u: Array) -> tuple[Array, Array]:
 
 
 def equation_of(
-    rows: Rows, data: AllRows, law: Sum, error: float, held_out: int, kind: str,
+    rows: Rows, data: AllRows, candidate: Sum, error: float, held_out: int, kind: str,
     loss: str | None = None,
 ) -> Equation:  # fmt: skip
-    """The law in the units of the data, with standard errors.
+    """The equation in the units of the data, with standard errors.
 
     loss: that free exponents are fitted by in place of rounded ones; None: none are.
     """
     columns, matrix, p = data.columns, data.matrix, data.power
-    K = len(law.c)
+    K = len(candidate.c)
     above = K - data.below
-    full, shift = unscaled(data, law.u)
-    factor = outer_signs(data, law.u)
-    C = covariance(data, law)
-    coef = law.c.T
-    coef_std = _errors(coef, C, law.free, matrix.T @ columns.log_mean) * shift
+    full, shift = unscaled(data, candidate.u)
+    factor = outer_signs(data, candidate.u)
+    C = covariance(data, candidate)
+    coef = candidate.c.T
+    coef_std = _errors(coef, C, candidate.free, matrix.T @ columns.log_mean) * shift
     squares = []
     for _, part in data.blocks():
-        terms = part.predict(law.u, law.parity, law.c)[2] * of_rows(law.c, part.group)
+        terms = part.predict(candidate.u, candidate.parity, candidate.c)[2] * of_rows(
+            candidate.c, part.group
+        )
         squares.append(((terms * part.weight[:, None]) ** 2).sum(0))
     term_index = np.arange(K)
-    if is_exact(data, law):  # what is no more than rounding is 0
+    if is_exact(data, candidate):  # what is no more than rounding is 0
         lost = np.sqrt(np.sum(squares, axis=0)) <= refine.SOLVED_ERROR * math.sqrt(data.size)
         coef = np.where(lost, 0.0, coef)
-        law = replace(law, c=coef.T)
+        candidate = replace(candidate, c=coef.T)
     order = np.lexsort([-np.sum(squares, axis=0), term_index >= above, term_index >= data.fixed])
-    prediction, residuals, _ = data.predict(law.u, law.parity, law.c)
+    prediction, residuals, _ = data.predict(candidate.u, candidate.parity, candidate.c)
     sizes = data.weight * (1.0 if data.factor else data.target)
     return Equation(
         names=rows.functions.names, output=rows.output, functions=rows.functions,
         target_transform=data.function, target_power=p, sign=data.sign if abs(p) != 1 else 1.0,
         coef=(coef * shift * factor)[..., order], coef_stderr=coef_std[..., order],
-        exponents=full[order], exponents_stderr=exponent_errors(data, law, C)[order],
-        free=((law.free @ (matrix != 0).T) > 0)[order],
-        freed=in_place_of_rounded(data, law, loss)[:, order],
+        exponents=full[order], exponents_stderr=exponent_errors(data, candidate, C)[order],
+        free=((candidate.free @ (matrix != 0).T) > 0)[order],
+        freed=in_place_of_rounded(data, candidate, loss)[:, order],
         nonnegative=tuple(bool(v) for v in ~columns.negative),
         nrmse=_relative(rows, data, data.target - prediction), holdout_nrmse=error,
-        n_held_out=held_out, bic=law.cost,
-        exact=is_exact(data, law), df_resid=float(data.rows - law.parameters),
+        n_held_out=held_out, bic=candidate.cost,
+        exact=is_exact(data, candidate), df_resid=float(data.rows - candidate.parameters),
         scaled=(coef * factor)[..., order], log_mean=columns.log_mean, scale=data.scale,
         constraint=rows.exponents, noise=kind,
         weighted_nrmse=math.sqrt(float(residuals @ residuals) / (float(sizes @ sizes) or 1.0)),
@@ -303,52 +307,52 @@ def _errors(coef: Array, C: Array, free: Array, log_mean: Array) -> Array:
 
 
 # ---- refits --------------------------------------------------------------------------------------
-# Refits of a law with its form kept: to new data, and to resampled rows (the bootstrap).
+# Refits of an equation with its form kept: to new data, and to resampled rows (the bootstrap).
 
 
 def rows_of(
     equation: Equation, X: Array, y: Array, weight: Array, origin: Array, group: Array | None,
     labels: Any, noise: float | str | None = None, digits: float = FLOAT64_ROUNDING,
 ) -> Rows:  # fmt: skip
-    """Return rows for a law of known form.
+    """Return rows for an equation of known form.
 
     origin: the rows' numbers in the table. group: the rows are sorted by it. noise: as in
     `NPURegressor`, of which only a number matters. digits: the relative error to which y is
-    rounded. The labels of the groups may be others than those of the law.
+    rounded. The labels of the groups may be others than those of the equation.
     """
     parts = equation.functions, equation.output, (equation.target_transform,), equation.constraint
-    of_law = equation.known_part, equation.limits, group, labels
-    return Rows(X, y, weight, *parts, noise, digits, (), origin, *of_law)
+    of_equation = equation.known_part, equation.limits, group, labels
+    return Rows(X, y, weight, *parts, noise, digits, (), origin, *of_equation)
 
 
 def refitted(equation: Equation, rows: Rows, loss: str) -> tuple[Rows, Equation]:
-    """Return the rows, and the law with its form and the parameters that fit them best."""
+    """Return the rows, and the equation with its form and the parameters that fit them best."""
     if rows.deviation is not None or equation.noise == "known":
         equation = replace(equation, noise="additive" if rows.deviation is None else "known")
-    for again in range(2):  # errors in proportion to y are in proportion to the first law's y
+    for again in range(2):  # errors in proportion to y are in proportion to the first equation's y
         is_new = not again and rows.labels is not None
         data, start = started(equation, rows, "refit", is_new)
-        law = refine.refit(_of_terms(data, start), start, loss)
-        if not math.isfinite(law.rss):
+        candidate = refine.refit(_of_terms(data, start), start, loss)
+        if not math.isfinite(candidate.rss):
             raise ValueError("refit: the equation must have finite values in all rows")
-        error = left_out(rows, data, law)
-        equation = equation_of(rows, data, law, error, 0, equation.noise, loss)
+        error = left_out(rows, data, candidate)
+        equation = equation_of(rows, data, candidate, error, 0, equation.noise, loss)
     return rows, equation
 
 
-def _of_terms(data: AllRows, law: Sum) -> AllRows:
-    """The rows, for the terms of a law: a coefficient that its limits make 0 is no error."""
+def _of_terms(data: AllRows, candidate: Sum) -> AllRows:
+    """The rows, for the terms of an equation: a coefficient that its limits make 0 is no error."""
     if data.limits is None:
         return data
-    return replace(data, limits=data.limits.of_terms(law.u, law.parity, data.below))
+    return replace(data, limits=data.limits.of_terms(candidate.u, candidate.parity, data.below))
 
 
 def started(
     equation: Equation, rows: Rows, function: str, is_new: bool = False
 ) -> tuple[AllRows, Sum]:
-    """The rows of a fit, and the law for them with the parameters that it has.
+    """The rows of a fit, and the equation for them with the parameters that it has.
 
-    function: that is called, for messages. is_new: the groups are others than the law's.
+    function: that is called, for messages. is_new: the groups are others than the equation's.
     """
     columns = Columns.of(equation.functions.expand(rows.X))
     root = rows.root
@@ -377,14 +381,14 @@ def started(
 
 
 def _fractional(equation: Equation, columns: Columns) -> Array:
-    """The columns with negative values whose exponents in the law are not integers ``[n]``."""
+    """The columns with negative values whose exponents in the equation are not integers ``[n]``."""
     fractional = (equation.free | (equation.exponents % 1 != 0)).any(0)
     negative: Array = columns.negative & fractional
     return negative
 
 
 def _refuse(equation: Equation, columns: Columns, y: Array, function: str) -> NoReturn:
-    """Raise the ValueError that says why rows are none of a law."""
+    """Raise the ValueError that says why rows are none of an equation."""
     if equation.noise == "multiplicative" and not ((y > 0).all() or (y < 0).all()):
         rule = "y must have one sign and no zeros, because its errors are multiplicative"
         raise ValueError(f"{function}: {rule}, got y from {y.min():g} to {y.max():g}")
@@ -430,9 +434,9 @@ def resampled(equation: Equation, rows: Rows, loss: str, seed: list[int], draws:
     results: list[Array] = []
     for _ in range(draws):
         drawn = data.choose(_drawn(data, generator))
-        law = refine.refit(drawn, replace(start, rss=np.inf), loss)
-        full, shift = unscaled(data, law.u)
-        c = (law.c.T * signs * shift).T
+        candidate = refine.refit(drawn, replace(start, rss=np.inf), loss)
+        full, shift = unscaled(data, candidate.u)
+        c = (candidate.c.T * signs * shift).T
         results.append(np.concatenate([c.ravel(), full[equation.free]]))
     return np.array(results)
 

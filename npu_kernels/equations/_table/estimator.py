@@ -52,8 +52,8 @@ from npu_kernels.equations._table.arguments import (
 )
 from npu_kernels.equations._table.estimates import Rows, refitted, resampled, rows_of
 from npu_kernels.equations._table.estimates import intervals as percentiles
-from npu_kernels.equations._table.outliers import laws
-from npu_kernels.equations._table.output import FEW_ROWS, Laws, notes_of, ordered
+from npu_kernels.equations._table.outliers import find_equations
+from npu_kernels.equations._table.output import FEW_ROWS, SearchResult, notes_of, ordered
 from npu_kernels.equations._table.report import EquationTable, draw, report, shown
 from npu_kernels.equations._table.search import POWERS, Settings, Steps, Work
 
@@ -363,8 +363,8 @@ class Results:
             rows = rows_of(equation, *data, noise, digits_of(y))
             rows, equation = refitted(equation, rows, loss)
             notes = rows.notes + notes_of(rows, equation)
-            law = [equation], 0, list[Equation](), equation.noise, True, notes
-            tables.append(EquationTable(Laws(*law, weighted=rows.weighted)))
+            parts = [equation], 0, list[Equation](), equation.noise, True, notes
+            tables.append(EquationTable(SearchResult(*parts, weighted=rows.weighted)))
         other = copy.copy(self)
         other._seen, other._group_column = Seen.of(X, targets), column
         other._left_out = [np.zeros(0, dtype=int) for _ in tables]
@@ -658,7 +658,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             data = X, targets, weights, np.array(digits), *([] if group is None else [group])
             record = work_of(self, settings.seed, names, labels, *data)
             results = self._resumed(tasks, settings, record, checkpoint)
-        tables = [EquationTable(law) for law in results]
+        tables = [EquationTable(result) for result in results]
         self._single, self._seen, self._group_column = single, Seen.of(X, targets), column
         self._left_out = [np.flatnonzero(np.isin(origin, table.outliers)) for table in tables]
         self._set(tables)
@@ -672,7 +672,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
     def _resumed(
         self, outputs: list[Rows], settings: Settings, record: Work, path: Any
-    ) -> list[Laws]:
+    ) -> list[SearchResult]:
         """`_one_by_one`, continued from a checkpoint and kept there."""
         record.checkpoint = Checkpoint(record, path)
         try:
@@ -684,25 +684,25 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         finally:
             record.save()
 
-    def _searched(self, outputs: list[Rows], settings: Settings) -> list[Laws]:
-        """The laws of the outputs, in processes if `n_jobs` says so."""
+    def _searched(self, outputs: list[Rows], settings: Settings) -> list[SearchResult]:
+        """The equations of the outputs, in processes if `n_jobs` says so."""
         if len(outputs) == 1 or self.n_jobs in (None, 1):
             return self._one_by_one(outputs, settings, lambda o: Steps())
         from joblib import Parallel, delayed
 
         powers = self._powers()
         calls = (delayed(limited)(rows, settings, powers) for rows in outputs)
-        results: list[Laws] = Parallel(n_jobs=self.n_jobs)(calls)
+        results: list[SearchResult] = Parallel(n_jobs=self.n_jobs)(calls)
         return results
 
     def _one_by_one(
         self, outputs: list[Rows], settings: Settings, steps: Callable[[int], Steps]
-    ) -> list[Laws]:
-        """The laws of the outputs, those after Ctrl-C from a short search.
+    ) -> list[SearchResult]:
+        """The equations of the outputs, those after Ctrl-C from a short search.
 
         steps: of an output by its index; those of a short search belong to no fit.
         """
-        results, powers = list[Laws](), self._powers()
+        results, powers = list[SearchResult](), self._powers()
         for o, rows in enumerate(outputs):
             if not results or results[-1].complete:
                 results.append(limited(rows, replace(settings, steps=steps(o)), powers))
@@ -738,19 +738,19 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             )
 
     def _html_repr(self) -> str:
-        """What scikit-learn's estimators show in a notebook: here the law, once there is one."""
+        """What scikit-learn's estimators show in a notebook: the equation, once there is one."""
         if not hasattr(self, "equations_"):
             return super()._html_repr()  # type: ignore[no-any-return]
         return "".join(map(shown, self._tables()))
 
 
-def limited(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
-    """Call `laws` in one thread.
+def limited(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> SearchResult:
+    """Call `find_equations` in one thread.
 
     The matrices are small: threads that wait for each other would cost many times the work.
     """
     with _threads().limit(limits=1):
-        return laws(rows, settings, powers)
+        return find_equations(rows, settings, powers)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Other forms of the laws that a search has found, where all rows suggest them.
+"""Other forms of the equations that a search has found, where all rows suggest them.
 
 Free exponents in place of simple ones, other products in place of terms, one product more, simple
 exponents nearby, and fewer terms.
@@ -44,7 +44,7 @@ SLACK = 6.0  # of the criterion to first order
 
 
 def exchanged(
-    problem: Problem | AllRows, library: Library, law: Sum, max_terms: int, rules: Rules
+    problem: Problem | AllRows, library: Library, candidate: Sum, max_terms: int, rules: Rules
 ) -> list[Sum]:
     """Return sums with products in place of up to two terms, or with one product more.
 
@@ -52,32 +52,32 @@ def exchanged(
     exponents, and where their exponents change as well, to first order. problem: the rows that
     choose the sums; those of the library choose its products.
     """
-    library, fixed = library.with_neighbours(law.u[problem.fixed :]), problem.fixed
-    seen = [_products(law)]
+    library, fixed = library.with_neighbours(candidate.u[problem.fixed :]), problem.fixed
+    seen = [_products(candidate)]
 
-    def distinct(law: Sum, count: int) -> list[Sum]:
+    def distinct(candidate: Sum, count: int) -> list[Sum]:
         sums = list[Sum]()
-        for other in _proposed(library, law, fixed, max_terms):
+        for other in _proposed(library, candidate, fixed, max_terms):
             if len(sums) < count and _products(other) not in seen:
                 seen.append(_products(other))
                 sums.append(other)
         return sums
 
-    simple = distinct(_nearest(problem, law, rules), EXCHANGED)
+    simple = distinct(_nearest(problem, candidate, rules), EXCHANGED)
     simple = [refine.refit(problem, other, rules.loss) for other in simple]
     simple = sorted(simple, key=lambda other: other.cost)[:SIMPLE]
-    sums = simple + distinct(_freed(law, fixed), SIMPLE)
+    sums = simple + distinct(_freed(candidate, fixed), SIMPLE)
     sums = [refine.simplified(problem, _freed(other, fixed), rules) for other in sums]
     sums += simple if rules.exponents != "real" else []
     return [other for other in sums if math.isfinite(other.cost)]
 
 
-def _proposed(library: Library, law: Sum, fixed: int, max_terms: int) -> list[Sum]:
+def _proposed(library: Library, candidate: Sum, fixed: int, max_terms: int) -> list[Sum]:
     """Sums with other products that are hardly worse to first order, the best first."""
-    sums, terms, limit = list[tuple[float, int, Sum]](), len(law.c), math.inf
+    sums, terms, limit = list[tuple[float, int, Sum]](), len(candidate.c), math.inf
     choices = (itertools.combinations(range(fixed, terms), count) for count in range(3))
     for leaving in itertools.chain.from_iterable(choices):
-        stay = law.take(np.setdiff1d(np.arange(terms), leaving))
+        stay = candidate.take(np.setdiff1d(np.arange(terms), leaving))
         A = library.tangents(stay.u, stay.parity, stay.free)
         if not leaving:
             limit = library.price_of(A, stay.u) + SLACK
@@ -85,7 +85,7 @@ def _proposed(library: Library, law: Sum, fixed: int, max_terms: int) -> list[Su
         if room and len(leaving) < 2:
             sets += [(k,) for k in library.best(library.remainder(A), A, OF_EACH)]
         if room > 1 and leaving:
-            sets += library.pairs(OF_EACH, A, near=law.u[list(leaving)])
+            sets += library.pairs(OF_EACH, A, near=candidate.u[list(leaving)])
         for chosen in sets:
             price = library.price_of(A, stay.u, chosen)
             if price < limit:
@@ -93,25 +93,31 @@ def _proposed(library: Library, law: Sum, fixed: int, max_terms: int) -> list[Su
     return [other for _, _, other in sorted(sums)]
 
 
-def _freed(law: Sum, fixed: int) -> Sum:
+def _freed(candidate: Sum, fixed: int) -> Sum:
     """The sum with free exponents, except 0 and those of its first terms."""
-    return replace(law, free=(law.u != 0) & (np.arange(len(law.u)) >= fixed)[:, None])
+    return replace(
+        candidate, free=(candidate.u != 0) & (np.arange(len(candidate.u)) >= fixed)[:, None]
+    )
 
 
-def _nearest(problem: Problem | AllRows, law: Sum, rules: Rules) -> Sum:
+def _nearest(problem: Problem | AllRows, candidate: Sum, rules: Rules) -> Sum:
     """The sum with the nearest simple exponents in place of free ones."""
-    near = np.stack([np.round(law.u * q) / q for q in rules.denominators])
+    near = np.stack([np.round(candidate.u * q) / q for q in rules.denominators])
     near = np.clip(near, problem.low, problem.high)
-    nearest = np.take_along_axis(near, np.abs(near - law.u).argmin(0)[None], 0)[0]
-    return replace(law, u=np.where(law.free, nearest, law.u), free=np.zeros_like(law.free))
+    nearest = np.take_along_axis(near, np.abs(near - candidate.u).argmin(0)[None], 0)[0]
+    return replace(
+        candidate,
+        u=np.where(candidate.free, nearest, candidate.u),
+        free=np.zeros_like(candidate.free),
+    )
 
 
-def with_products(law: Sum, library: Library, chosen: tuple[int, ...]) -> Sum:
+def with_products(candidate: Sum, library: Library, chosen: tuple[int, ...]) -> Sum:
     """Return a sum with some products of the library, whose exponents are not free."""
     products = list(chosen)
-    u = np.vstack([law.u, library.u[products]])
-    parity = np.vstack([law.parity, library.parity[products]])
-    free = np.vstack([law.free, np.zeros((len(products), u.shape[1]), dtype=bool)])
+    u = np.vstack([candidate.u, library.u[products]])
+    parity = np.vstack([candidate.parity, library.parity[products]])
+    free = np.vstack([candidate.free, np.zeros((len(products), u.shape[1]), dtype=bool)])
     return Sum(u, parity, free, library.coefficients(library.terms(u, parity)))
 
 
@@ -119,7 +125,7 @@ def with_products(law: Sum, library: Library, chosen: tuple[int, ...]) -> Sum:
 # Pairs of near powers of opposite sign, whose sum is far smaller than either of them.
 #
 # Such a pair stands for another function, ``c (x**(w + d) - x**w)`` for a logarithm, or for powers
-# that are not near each other. Its exponents are no law.
+# that are not near each other. Its exponents mean nothing.
 
 NEAR = 0.5  # difference of the exponents of near powers
 CANCEL = 0.2  # size of a sum over that of its smaller term, below which the terms nearly cancel
@@ -143,17 +149,18 @@ def cancelling_pair(terms: Array, exponents: Array) -> tuple[int, int] | None:
 
 
 # ---- equal functions -----------------------------------------------------------------------------
-# Laws that are the same function: by sin**2 + cos**2 = 1, by a function of y, or by a power of it.
+# Equations that are the same function: by sin**2 + cos**2 = 1, by a function of y, or by a power of
+# it.
 #
-# ``a - a cos(t)**2`` is ``a sin(t)**2``, ``exp(log(a) + log(b))`` is ``a b``, and of exact laws
-# ``a**2 + 2 a + 1`` is ``(a + 1)**2``. Only the shortest of equal laws stays.
+# ``a - a cos(t)**2`` is ``a sin(t)**2``, ``exp(log(a) + log(b))`` is ``a b``, and of exact
+# equations ``a**2 + 2 a + 1`` is ``(a + 1)**2``. Only the shortest of identical equations stays.
 
-# All rows, a law that was fitted without those held out, and one fitted to all rows: of the same
-# form, or of one near it that all rows chose.
+# All rows, an equation that was fitted without those held out, and one fitted to all rows: of the
+# same form, or of one near it that all rows chose.
 Fit = tuple[AllRows, Sum, Sum]
 
 HIGHEST = 6  # even power that is written with the other function
-EQUAL = 1e-9  # of y's deviation: the difference of laws that are the same
+EQUAL = 1e-9  # of y's deviation: the difference of equations that are the same
 COMPARED_ROWS = 300
 
 
@@ -169,16 +176,16 @@ def resolved(fits: list[Fit], functions: Functions, held: Array, loss: str) -> l
     written = list[Fit]()
     for pair in functions.circles():
         for columns in (pair, pair[::-1]):
-            for data, law, _ in fits:
+            for data, candidate, _ in fits:
                 training = data.choose(np.setdiff1d(np.arange(data.rows), held))
-                for other in _rewritten(data, law, *columns):
+                for other in _rewritten(data, candidate, *columns):
                     other = refine.refit(training, other, loss)
                     if math.isfinite(other.cost):
                         written.append((data, other, refine.refit(data, other, loss)))
     return _distinct(fits + [fit for fit in written if math.isfinite(fit[2].cost)])
 
 
-def _rewritten(data: AllRows, law: Sum, column: int, other: int) -> list[Sum]:
+def _rewritten(data: AllRows, candidate: Sum, column: int, other: int) -> list[Sum]:
     """The sum with ``1 - other**2`` for the square of a column, and that without each term.
 
     There are none with more terms.
@@ -187,42 +194,53 @@ def _rewritten(data: AllRows, law: Sum, column: int, other: int) -> list[Sum]:
     if not np.isin((column, other), free).all() or data.fixed:
         return []
     i, j = (int(np.flatnonzero(free == index)[0]) for index in (column, other))
-    half = np.where(law.free[:, i] | (law.u[:, i] > HIGHEST), 0.0, law.u[:, i] / 2)
+    half = np.where(
+        candidate.free[:, i] | (candidate.u[:, i] > HIGHEST), 0.0, candidate.u[:, i] / 2
+    )
     if not ((half > 0) & (half % 1 == 0)).any():
         return []
     sizes = np.exp(2 * data.columns.log_mean[[column, other]])  # squares of the columns' scales
     terms = dict[Any, tuple[Array, Array, Array, float]]()
-    for k, c in enumerate(law.c):
+    for k, c in enumerate(candidate.c):
         m = int(half[k]) if half[k] > 0 and half[k] % 1 == 0 else 0
         for power in range(m + 1):
-            w, factor = law.u[k].copy(), math.comb(m, power) * (-sizes[1]) ** power / sizes[0] ** m
+            w, factor = (
+                candidate.u[k].copy(),
+                math.comb(m, power) * (-sizes[1]) ** power / sizes[0] ** m,
+            )
             w[i] -= 2 * m
             w[j] += 2 * power
-            key = tuple((np.concatenate([w, law.parity[k]]).round(9) + 0.0).tolist())
+            key = tuple((np.concatenate([w, candidate.parity[k]]).round(9) + 0.0).tolist())
             before = terms[key][3] if key in terms else 0.0
-            terms[key] = w, law.parity[k], law.free[k] & (w != 0), before + c * factor
-    if len(terms) > len(law.c) + 1:
+            terms[key] = w, candidate.parity[k], candidate.free[k] & (w != 0), before + c * factor
+    if len(terms) > len(candidate.c) + 1:
         return []
     u, parity, fitted, c = (np.stack(part) for part in zip(*terms.values(), strict=True))
     written = Sum(u, parity, fitted, c)
     index = np.arange(len(c)) if len(c) > 1 else np.empty(0, dtype=int)
     shorter = [written.take(index != k) for k in index]
-    return [candidate for candidate in (written, *shorter) if len(candidate.c) <= len(law.c)]
+    return [form for form in (written, *shorter) if len(form.c) <= len(candidate.c)]
 
 
 def _distinct(fits: list[Fit]) -> list[Fit]:
-    """The shortest of equal laws, or that whose functions come first."""
+    """The shortest of identical equations, or that whose functions come first."""
 
     def length(fit: Fit) -> Any:
-        data, _, law = fit
-        columns = data.exponents.free[np.flatnonzero((law.u != 0).any(0))].tolist()
-        return len(law.c), law.parameters, data.function is not None, round(law.cost, 4), columns
+        data, _, candidate = fit
+        columns = data.exponents.free[np.flatnonzero((candidate.u != 0).any(0))].tolist()
+        return (
+            len(candidate.c),
+            candidate.parameters,
+            data.function is not None,
+            round(candidate.cost, 4),
+            columns,
+        )
 
     stay, values = list[Fit](), list[Array]()
     for fit in sorted(fits, key=length):
-        data, _, law = fit
+        data, _, candidate = fit
         some = data.take(spread(data.rows, COMPARED_ROWS))
-        y = data.sign * data.unit * some.predict(law.u, law.parity, law.c)[0]
+        y = data.sign * data.unit * some.predict(candidate.u, candidate.parity, candidate.c)[0]
         deviation = data.unit * math.sqrt(data.size / data.rows)
         limit = EQUAL * deviation + data.digits * np.abs(y).max()
         if not any(np.abs(y - other).max() <= limit for other in values):
@@ -246,8 +264,8 @@ def _with_shortest_terms(fits: list[Fit], held: Array, loss: str) -> list[Fit]:
     if not directions:
         return fits
     added = list[Fit]()
-    for data, _, law in fits:
-        other = _shortest(data, law, directions)
+    for data, _, candidate in fits:
+        other = _shortest(data, candidate, directions)
         if other is not None:
             training = data.choose(np.setdiff1d(np.arange(data.rows), held))
             added.append(
@@ -256,9 +274,9 @@ def _with_shortest_terms(fits: list[Fit], held: Array, loss: str) -> list[Fit]:
     return fits + [fit for fit in added if math.isfinite(fit[2].cost)]
 
 
-def _shortest(data: AllRows, law: Sum, directions: list[Array]) -> Sum | None:
+def _shortest(data: AllRows, candidate: Sum, directions: list[Array]) -> Sum | None:
     """The sum with the shortest exponents of its terms; None if they are."""
-    u = law.u.copy()
+    u = candidate.u.copy()
 
     def length(w: Array) -> float:
         return sum(exponent_nats(value, len(w)) for value in w.round(9).tolist())
@@ -275,10 +293,10 @@ def _shortest(data: AllRows, law: Sum, directions: list[Array]) -> Sum | None:
                 and not (w[data.signed] % 1).any()
             ]
             u[k] = min([u[k], *possible], key=length)
-    if (u == law.u).all():
+    if (u == candidate.u).all():
         return None
     parity = np.where(data.signed, np.abs(u) % 2, 0.0)
-    return replace(law, u=u, parity=parity, free=law.free & (u != 0))
+    return replace(candidate, u=u, parity=parity, free=candidate.free & (u != 0))
 
 
 # ---- all forms -----------------------------------------------------------------------------------
@@ -286,7 +304,7 @@ def _shortest(data: AllRows, law: Sum, directions: list[Array]) -> Sum | None:
 RIVAL_ERRORS = 1.1  # ratio of squared errors to the best: see `_reconsidered`
 AS_GOOD = 2.0  # difference of the criteria up to which the simplest of some forms is taken
 TELL = 6.0  # difference of BICs below which two equations are not distinguishable
-FREE_TELL = 12.0  # the same of a law with fractions and of that with free ones, for each exponent
+FREE_TELL = 12.0  # the same of fractions and free exponents in one equation, for each exponent
 
 
 def other_forms(fits: list[Fit], output: Output, held: Array, settings: Settings) -> list[Fit]:
@@ -309,11 +327,11 @@ def _reconsidered(fits: list[Fit], settings: Settings) -> list[Fit]:
     if is_exact(data, best):
         return fits
     result = []
-    for data, law, fitted in fits:
+    for data, candidate, fitted in fits:
         if len(fitted.c) <= len(best.c) and fitted.press < RIVAL_ERRORS * best.press:
             other = partial(refine.reconsidered, data, fitted, settings.rules)
             fitted = settings.steps.sum(other)
-        result.append((data, law, fitted))
+        result.append((data, candidate, fitted))
     return result
 
 
@@ -324,35 +342,35 @@ def _with_single_power(fits: list[Fit], settings: Settings) -> list[Fit]:
     rules = settings.rules
     if not products or is_exact(data, best) or data.fixed or rules.exponents == "integer":
         return fits
-    data, law, product = min(products, key=lambda fit: fit[2].cost)
+    data, candidate, product = min(products, key=lambda fit: fit[2].cost)
 
     def powers() -> list[Sum]:
         free = replace(product, free=~data.signed[None, :])
         free = refine.refit(data, free, rules.loss)
         return [free, refine.simplified(data, free, rules)]
 
-    laws = settings.steps.sums(powers)
-    return fits + [(data, law, other) for other in laws if math.isfinite(other.cost)]
+    candidates = settings.steps.sums(powers)
+    return fits + [(data, candidate, other) for other in candidates if math.isfinite(other.cost)]
 
 
 def _exchanged(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
     """The fits, and sums with products in place of terms of the best one, until none is better.
 
-    A law for another power of y, or a ratio, often stands for a sum for y: the best of these gets
-    the products. Many are tried: a sum that is hardly better does not count, and a longer one in
-    place of free exponents must be far better.
+    An equation for another power of y, or a ratio, often stands for a sum for y: the best of these
+    gets the products. Many are tried: a sum that is hardly better does not count, and a longer one
+    in place of free exponents must be far better.
     """
     sums, rules = [fit for fit in fits if _is_plain(fit[0])], settings.rules
-    if not sums or any(is_exact(data, law) for data, _, law in fits):
+    if not sums or any(is_exact(data, candidate) for data, _, candidate in fits):
         return fits
-    data, _, law = min(sums, key=lambda fit: fit[2].cost)
+    data, _, candidate = min(sums, key=lambda fit: fit[2].cost)
     if not data.inputs:
         return fits
     rows = np.setdiff1d(np.arange(data.rows), held)
     few, more = chosen_rows(data, rows, settings.seed)
     library = Library(few, np.random.default_rng([settings.seed, 3]), integers=rules.are_whole)
     problem, training = data if data.rows <= MORE_ROWS else more, data.choose(rows)
-    best, cost, tried = law, math.inf, list[Sum]()
+    best, cost, tried = candidate, math.inf, list[Sum]()
     while best.cost < cost:
         cost = best.cost
         of_best = partial(exchanged, problem, library, best, settings.max_terms, rules)
@@ -360,11 +378,11 @@ def _exchanged(fits: list[Fit], held: Array, settings: Settings) -> list[Fit]:
         if problem is not data:
             exchanges = [refine.refit(data, other, rules.loss) for other in exchanges]
         tried += exchanges
-        best = min([best, *exchanges], key=lambda law: law.cost)
+        best = min([best, *exchanges], key=lambda candidate: candidate.cost)
     for other in tried:
-        longer = law.free.any() and len(other.c) > len(law.c)
-        better = other.cost < law.cost - (FREE_TELL if longer else AS_GOOD)
-        if better or law.cost <= other.cost < law.cost + TELL:
+        longer = candidate.free.any() and len(other.c) > len(candidate.c)
+        better = other.cost < candidate.cost - (FREE_TELL if longer else AS_GOOD)
+        if better or candidate.cost <= other.cost < candidate.cost + TELL:
             fits = [*fits, (data, refine.refit(training, other, rules.loss), other)]
     return fits
 
@@ -374,30 +392,30 @@ def _with_neighbours(fits: list[Fit], settings: Settings) -> list[Fit]:
 
     Beyond `MORE_ROWS` rows the exponents are certain, and no change is tried.
     """
-    data, law, best = min(fits, key=lambda fit: fit[2].cost)
+    data, candidate, best = min(fits, key=lambda fit: fit[2].cost)
     if is_exact(data, best) or data.rows > MORE_ROWS or settings.rules.exponents == "real":
         return fits
     steps = partial(_steps, data, best, settings.rules)
-    return fits + [(data, law, near) for near in settings.steps.sums(steps)]
+    return fits + [(data, candidate, near) for near in settings.steps.sums(steps)]
 
 
-def _steps(data: AllRows, law: Sum, rules: Rules) -> list[Sum]:
+def _steps(data: AllRows, candidate: Sum, rules: Rules) -> list[Sum]:
     """The neighbours of a sum, of the best of them, and so on until none is better."""
     tried = list[Sum]()
     while True:
-        neighbours = refine.neighbours(data, law, rules)
+        neighbours = refine.neighbours(data, candidate, rules)
         tried += neighbours
-        better = min(neighbours, key=lambda neighbour: neighbour.cost, default=law)
-        if better.cost >= law.cost:
+        better = min(neighbours, key=lambda neighbour: neighbour.cost, default=candidate)
+        if better.cost >= candidate.cost:
             return tried
-        law = better
+        candidate = better
 
 
 def _shortened(fits: list[Fit], output: Output, held: Array, loss: str) -> list[Fit]:
     """The fits, and the best one without terms whose absence hardly raises the criterion.
 
-    They leave one by one as long as it falls. A search that missed a short law may have found it
-    with one term more, above or below the line.
+    They leave one by one as long as it falls. A search that missed a short equation may have found
+    it with one term more, above or below the line.
     """
     while True:
         data, _, best = min(fits, key=lambda fit: fit[2].cost)
@@ -409,11 +427,11 @@ def _shortened(fits: list[Fit], output: Output, held: Array, loss: str) -> list[
             rows = data if below == data.below else of_form.scaled(data.power, below)
             if rows is None or below == terms - 1:  # no term is left above the line
                 continue
-            law = best.take(np.arange(terms) != k)
-            fitted = refine.refit(rows, law, loss, iterations)
+            candidate = best.take(np.arange(terms) != k)
+            fitted = refine.refit(rows, candidate, loss, iterations)
             if fitted.cost < best.cost + TELL:
                 training = rows.choose(np.setdiff1d(np.arange(rows.rows), held))
-                shorter.append((rows, refine.refit(training, law, loss), fitted))
+                shorter.append((rows, refine.refit(training, candidate, loss), fitted))
         fits = fits + shorter
         if not any(fit[2].cost < best.cost for fit in shorter):
             return fits
@@ -428,32 +446,32 @@ def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
     The best one with free exponents in place of fractions that stand is one more of these.
     """
     checked, window = list[Sum](), TELL if fits[0][0].rows <= MORE_ROWS else 0.0
-    limit = min(fit[2].cost for fit in fits) + TELL  # of a law with several free ones as well
+    limit = min(fit[2].cost for fit in fits) + TELL  # of an equation with several free ones as well
     while rules.exponents == "rational":
         best = min(fit[2].cost for fit in fits)
         near = [fit for fit in fits if fit[2].cost <= best + window]
-        near = [fit for fit in near if not any(fit[2] is law for law in checked)]
+        near = [fit for fit in near if not any(fit[2] is candidate for candidate in checked)]
         if not near:
             break
-        data, law, fitted = min(near, key=lambda fit: fit[2].cost)
+        data, candidate, fitted = min(near, key=lambda fit: fit[2].cost)
         checked.append(fitted)
         full = data.exponents.full(fitted.u, data.power, data.below)
         rivals = list(freed(data, fitted, rules.loss))
-        close = [rival for rival in rivals if rival.law.cost < min(fitted.cost + TELL, limit)]
+        close = [rival for rival in rivals if rival.candidate.cost < min(fitted.cost + TELL, limit)]
         stands = not any(rival.excludes(full) for rival in close)
         if not stands:
             fits = [fit for fit in fits if fit[2] is not fitted]
         if not stands or fitted.cost == best:
-            fits = fits + [(data, law, rival.law) for rival in rivals]
+            fits = fits + [(data, candidate, rival.candidate) for rival in rivals]
     return fits
 
 
 def free_form(fits: list[Fit], held: Array, rules: Rules) -> Fit | None:
-    """Return the best law with free exponents in place of fractions and integers, if it is near.
+    """Return the best equation with free exponents in place of fractions, integers too, if near.
 
     A fraction is a guess, and the intervals of the other parameters are those of this guess: the
-    law with free exponents shows how much hangs on it. There is none for a law without fractions,
-    nor beyond `MORE_ROWS` rows.
+    equation with free exponents shows how much hangs on it. There is none for an equation without
+    fractions, nor beyond `MORE_ROWS` rows.
     """
     data, _, best = min(fits, key=lambda fit: fit[2].cost)
     fractions = data.exponents.full(best.u, data.power, data.below) % 1 != 0
@@ -476,7 +494,10 @@ def _as_lines(fits: list[Fit], output: Output, held: Array, settings: Settings) 
     Every power is nearly a line in a column of hardly any width, and one in a column of two values:
     the simplest form is taken, one without more parameters.
     """
-    best, loss = min((fit[2] for fit in fits), key=lambda law: law.cost), settings.rules.loss
+    best, loss = (
+        min((fit[2] for fit in fits), key=lambda candidate: candidate.cost),
+        settings.rules.loss,
+    )
     sums = [fit for fit in fits if _is_plain(fit[0])]
     tied = fits[0][0].inputs < len(fits[0][0].matrix)  # by units, which say what the powers are
     if not sums or tied or settings.rules.exponents == "real":
@@ -508,19 +529,24 @@ def _as_lines(fits: list[Fit], output: Output, held: Array, settings: Settings) 
 
 
 def _is_plain(data: AllRows) -> bool:
-    """Whether laws are sums for y itself."""
+    """Whether equations are sums for y itself."""
     return data.power == 1 and data.function is None and not data.below
 
 
-def _products(law: Sum) -> set[Any]:
+def _products(candidate: Sum) -> set[Any]:
     """What the terms of a sum are but for their coefficients."""
-    return {tuple(row) for row in (np.column_stack([law.u, law.parity]).round(6) + 0.0).tolist()}
+    return {
+        tuple(row)
+        for row in (np.column_stack([candidate.u, candidate.parity]).round(6) + 0.0).tolist()
+    }
 
 
-def _line(law: Sum, narrow: Array) -> Sum:
+def _line(candidate: Sum, narrow: Array) -> Sum:
     """The sum of first order in some columns, around their geometric means."""
     terms = dict[Any, Array]()
-    for u, parity, free, c in zip(law.u, law.parity, law.free, law.c, strict=True):
+    for u, parity, free, c in zip(
+        candidate.u, candidate.parity, candidate.free, candidate.c, strict=True
+    ):
         rest = np.where(narrow, 0.0, [u, parity, free])
         parts = [(rest, c * (1 - u[narrow].sum()))]
         for i in np.flatnonzero(narrow):

@@ -16,14 +16,14 @@ from npu_kernels.equations._table import refine, stepwise
 from npu_kernels.equations._table.doubts import FEW_VALUES, two_populations
 from npu_kernels.equations._table.estimates import Rows, refitted, sizes, started
 from npu_kernels.equations._table.forms import TELL
-from npu_kernels.equations._table.output import APPROXIMATION, Laws, searched
+from npu_kernels.equations._table.output import APPROXIMATION, SearchResult, searched
 from npu_kernels.equations._table.refine import Sum
 from npu_kernels.equations._table.search import Settings
 
 Array = Any
 
 MIN_WITH_WILD = 8  # rows from which outliers are looked for
-ROUGH = 0.3  # of y's standard deviation: the error from which outliers may have hidden the law
+ROUGH = 0.3  # of y's standard deviation: the error from which outliers may have hidden the equation
 WILD_ROUNDS = 3  # searches without suspected outliers
 WILD = 7.0  # robust standard deviations from which a row is suspected
 MAX_WILD = 0.2  # share of the rows; values that occur in many rows may be more of them
@@ -38,56 +38,61 @@ FEW_STEPS = 3  # of rounded readings: a code is farther from all others
 MIN_CODED, FAR_OUTSIDE, MIN_AT_END, OFTEN = 3, 3.0, 5, 4
 FEW_BELOW = 3  # rows with a y of the other sign than all others
 GAP = 3.0  # ratio of the median error of outliers to the largest of the others
-FEW_ROWS, WIDE_GAP = 15, 10.0  # below so many rows, which a law may follow, the gap is wider
+FEW_ROWS, WIDE_GAP = 15, 10.0  # below so many rows, which an equation may follow, the gap is wider
 TAILS = 3.0  # of the standard deviations with and without outliers: their ratio for heavy tails
 NAMED = 5  # rows that a note names
-# A law may be fitted to a row alone, which has a leverage near 1 then: one with a slip in an input.
+# An equation may be fitted to a row alone, which has a leverage near 1 then: one with a slip in an
+# input.
 DECISIVE, MAX_DECISIVE = 0.5, 3  # leverage of such rows, and their number
 FULL_LEVERAGE = 0.9  # leverage of rows with a value far beyond all others
-FAR_SIGMA = 6.0  # standard deviations of a row from a shorter law, its own errors included
-WORST_SHORTER = 0.5  # of the standard deviation of others, whose law has at most such an error
+FAR_SIGMA = 6.0  # standard deviations of a row from a shorter equation, its own errors included
+WORST_SHORTER = 0.5  # of the standard deviation of others, whose equation has at most such an error
 EXTREME = 3.0  # ratio of a value to all others from which a note names it
 STANDS_FOR = ", as a code for missing ones or the end of a scale"
 
 
-def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+def find_equations(
+    rows: Rows, settings: Settings, powers: tuple[float, ...] | None
+) -> SearchResult:
     """Return the equations of one output. powers: None for all, as far as needed.
 
-    Rows that are far from the law of all others are named, and left out if the settings say so. A
-    robust loss gives them little weight, and sums that are no law are far from many rows: there
-    only odd values are looked for.
+    Rows that are far from the equation of all others are named, and left out if the settings say
+    so. A robust loss gives them little weight, and sums that are not an equation are far from many
+    rows: there only odd values are looked for.
     """
-    fitted = searched if settings.max_terms else stepwise.laws
-    of_values = fitted is stepwise.laws or settings.rules.loss != "squared"
-    laws_of_all, keep = fitted(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
-    best = laws_of_all.equations[laws_of_all.best_index]
+    fitted = searched if settings.max_terms else stepwise.find_equations
+    of_values = fitted is stepwise.find_equations or settings.rules.loss != "squared"
+    result_of_all, keep = fitted(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
+    best = result_of_all.equations[result_of_all.best_index]
     if settings.leave_out is None or len(keep) < MIN_WITH_WILD:
-        return laws_of_all
+        return result_of_all
     odd = _odd_values(rows, best)
-    if (best.exact or of_values) and not odd.any():  # terms that follow them may make a law exact
-        return laws_of_all
-    if not laws_of_all.complete:  # after Ctrl-C another search would corrupt the checkpoint
-        return laws_of_all
-    without, tried = laws_of_all, list[tuple[Laws, Array]]()
+    # Terms that follow odd values may make an equation exact.
+    if (best.exact or of_values) and not odd.any():
+        return result_of_all
+    if not result_of_all.complete:  # after Ctrl-C another search would corrupt the checkpoint
+        return result_of_all
+    without, tried = result_of_all, list[tuple[SearchResult, Array]]()
     try:
-        suspects = odd.any(1) if odd.any() else _suspected(rows, laws_of_all, keep, odd)
+        suspects = odd.any(1) if odd.any() else _suspected(rows, result_of_all, keep, odd)
         if not odd.any() and (best.nrmse > ROUGH or suspects.mean() > FEW):
             robust = replace(settings, rules=replace(settings.rules, loss="huber"))
             of_huber = searched(rows, robust, powers)
             if not of_huber.complete:
-                return replace(laws_of_all, complete=False)
+                return replace(result_of_all, complete=False)
             suspects = _suspected(rows, of_huber, keep, odd)
-        decisive, resting = _decisive(rows, laws_of_all)
+        decisive, resting = _decisive(rows, result_of_all)
         if not odd.any():
             suspects = suspects | decisive
         for _ in range(WILD_ROUNDS):
             is_settled = (suspects == ~keep).all() or _lacks(rows, ~suspects, settings)
             if is_settled or not without.complete:
                 break
-            if not decisive.any():  # a law that fewer rows decide stays if one without them fails
+            # An equation that fewer rows decide stays if one without them fails.
+            if not decisive.any():
                 tried.clear()
             keep = ~suspects
-            without = laws_of_all if keep.all() else fitted(rows.take(keep), settings, powers)
+            without = result_of_all if keep.all() else fitted(rows.take(keep), settings, powers)
             suspects = _suspected(rows, without, keep, odd) & (odd.any(1) | (not of_values))
             suspects = _with_twins(rows, odd, suspects)
             decisive, notes = _decisive(rows.take(keep), without)
@@ -95,21 +100,23 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
                 tried.append((replace(without, notes=(*without.notes, *notes)), keep))
             suspects[keep] |= decisive & (not of_values)
     except KeyboardInterrupt:
-        return replace(laws_of_all, complete=False)
+        return replace(result_of_all, complete=False)
     for of_kept, keep in tried[::-1] if without.complete else []:
-        if _believed(rows, laws_of_all, of_kept, keep, odd):
-            return _named(rows, laws_of_all, of_kept, ~keep, odd, bool(settings.leave_out))
-    notes = [*laws_of_all.notes, *resting]
-    return replace(laws_of_all, complete=without.complete, notes=tuple(notes))
+        if _believed(rows, result_of_all, of_kept, keep, odd):
+            return _named(rows, result_of_all, of_kept, ~keep, odd, bool(settings.leave_out))
+    notes = [*result_of_all.notes, *resting]
+    return replace(result_of_all, complete=without.complete, notes=tuple(notes))
 
 
-def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Array) -> bool:
-    """Whether rows far from the law of the others are outliers.
+def _believed(
+    rows: Rows, result_of_all: SearchResult, without: SearchResult, keep: Array, odd: Array
+) -> bool:
+    """Whether rows far from the equation of the others are outliers.
 
     There is a gap between their errors and those of the others, or, of many rows, they make most of
     the standard deviation. They are not neighbours, as parts of a curve are. Each counts as
-    a parameter of the law without it, which is better nevertheless; of odd values each different
-    one.
+    a parameter of the equation without it, which is better nevertheless; of odd values each
+    different one.
     """
     errors, is_odd = _errors(rows, without, keep), odd.any(1)
     squares = _squares(errors)
@@ -120,29 +127,31 @@ def _believed(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array, odd: Ar
         return False
     if alike(rows.X[~is_odd], (~keep[~is_odd]).astype(float)) > APPROXIMATION:
         return False
-    if _fits_others(rows, laws_of_all, without, keep):
+    if _fits_others(rows, result_of_all, without, keep):
         return False
     everything, kind = np.ones(len(keep), dtype=bool), without.noise
-    of_all = _squares(_errors(rows, replace(laws_of_all, noise=kind), everything, rows.y)).mean()
+    of_all = _squares(_errors(rows, replace(result_of_all, noise=kind), everything, rows.y)).mean()
     of_kept = _squares(_errors(rows, without, keep, rows.y))[keep].mean()
     gain = math.log(of_all / of_kept)
     wild = np.column_stack([rows.X, rows.y])[~keep]
     values = len(np.unique(wild[odd[~keep]])) + int((~keep & ~is_odd).sum())
-    shorter = _length(laws_of_all) - _length(without) - values
+    shorter = _length(result_of_all) - _length(without) - values
     return len(keep) * gain + shorter * math.log(len(keep)) > 0
 
 
-def _fits_others(rows: Rows, laws_of_all: Laws, without: Laws, keep: Array) -> bool:
-    """Whether the law that outliers decide is not distinguishable by the others from theirs."""
-    decided = (laws_of_all.inflation > 1 / (1 - DECISIVE))[~keep].all()
+def _fits_others(
+    rows: Rows, result_of_all: SearchResult, without: SearchResult, keep: Array
+) -> bool:
+    """Whether the others do not distinguish the equation that outliers decide from theirs."""
+    decided = (result_of_all.inflation > 1 / (1 - DECISIVE))[~keep].all()
     if not decided or rows.group is not None:
         return False
-    best, of_kept = (table.equations[table.best_index] for table in (laws_of_all, without))
+    best, of_kept = (table.equations[table.best_index] for table in (result_of_all, without))
     try:
-        data, law = started(replace(best, noise=of_kept.noise), rows.take(keep), "fit")
-    except ValueError:  # no law of these rows, or with these errors
+        data, candidate = started(replace(best, noise=of_kept.noise), rows.take(keep), "fit")
+    except ValueError:  # no equation of these rows, or with these errors
         return False
-    return refine.refit(data, law).cost < of_kept.bic + TELL
+    return refine.refit(data, candidate).cost < of_kept.bic + TELL
 
 
 def _squares(errors: Array) -> Array:
@@ -151,17 +160,17 @@ def _squares(errors: Array) -> Array:
     return squares
 
 
-def _length(laws: Laws) -> int:
-    """The parameters of the best law, and its exponents."""
-    law = laws.equations[laws.best_index]
-    return law.n_parameters + int((law.exponents[~law.free] != 0).sum())
+def _length(result: SearchResult) -> int:
+    """The parameters of the best equation, and its exponents."""
+    best = result.equations[result.best_index]
+    return best.n_parameters + int((best.exponents[~best.free] != 0).sum())
 
 
 def _odd_values(rows: Rows, best: Equation) -> Array:
     """Which values of X and y ``[N, n + 1]`` may be no readings.
 
     In y they are also those at the end of a scale. And they are few of another sign where the best
-    law is a sum: they exclude powers of y.
+    equation is a sum: they exclude powers of y.
     """
     odd = np.column_stack([_odd(column) for column in (*rows.X.T, rows.y)])
     odd[:, -1] |= _at_end(rows, odd[:, -1])
@@ -221,61 +230,61 @@ def _lacks(rows: Rows, keep: Array, settings: Settings) -> bool:
     return int(sizes.min()) <= settings.max_terms
 
 
-def _errors(rows: Rows, laws_of_all: Laws, keep: Array, of: Array | None = None) -> Array:
-    """The sizes of the errors of all rows by the best law; of the kept ones leaving each out.
+def _errors(rows: Rows, result_of_all: SearchResult, keep: Array, of: Array | None = None) -> Array:
+    """The sizes of the errors of all rows by the best equation; of the kept ones leaving each out.
 
     Those of rounding are below 1. of: numbers that relative errors are in proportion to, other than
     the predictions.
     """
-    prediction = laws_of_all.equations[laws_of_all.best_index]._predicted(rows.X, rows.group)
+    prediction = result_of_all.equations[result_of_all.best_index]._predicted(rows.X, rows.group)
     errors = rows.root * np.abs(rows.y - prediction)
-    if laws_of_all.noise == "multiplicative":
+    if result_of_all.noise == "multiplicative":
         with np.errstate(divide="ignore", invalid="ignore"):
             errors = np.abs(np.log(rows.y / prediction))
-    elif laws_of_all.noise == "proportional":
+    elif result_of_all.noise == "proportional":
         size = np.nan_to_num(np.abs(prediction))
         errors /= sizes(np.minimum(size, size[keep].max()) if of is None else of)
     with np.errstate(over="ignore"):
-        errors[keep] *= laws_of_all.inflation
+        errors[keep] *= result_of_all.inflation
     size, largest = 1.0, 1.0
-    if laws_of_all.noise != "multiplicative":
+    if result_of_all.noise != "multiplicative":
         size, largest = float(np.abs(rows.y - rows.y.mean()).max()), float(np.abs(rows.y).max())
     rounding = EXACT_ERROR * size + rows.digits * largest
     return np.nan_to_num(errors / (rounding or 1.0), nan=math.inf)
 
 
-def _suspected(rows: Rows, laws_of_all: Laws, keep: Array, odd: Array) -> Array:
-    """The rows that the best law suspects as outliers.
+def _suspected(rows: Rows, result_of_all: SearchResult, keep: Array, odd: Array) -> Array:
+    """The rows that the best equation suspects as outliers.
 
     Outliers have moved it: its parameters are estimated again with less of their weight. Where
-    many rows without odd values are far from it, the law is wrong and tells nothing of them.
+    many rows without odd values are far from it, the equation is wrong and tells nothing of them.
     """
     plain = ~odd.any(1)
-    errors = _errors(rows, laws_of_all, keep)
+    errors = _errors(rows, result_of_all, keep)
     if (errors > WILD * _scale(errors[plain])).any():
-        best = laws_of_all.equations[laws_of_all.best_index]
-        with suppress(ValueError):  # a law without a value in some row stays as it is
+        best = result_of_all.equations[result_of_all.best_index]
+        with suppress(ValueError):  # an equation without a value in some row stays as it is
             _, robust = refitted(best, rows.take(keep), "huber")
-            laws_of_all = replace(laws_of_all, equations=[robust], best_index=0)
-            errors = _errors(rows, laws_of_all, keep)
+            result_of_all = replace(result_of_all, equations=[robust], best_index=0)
+            errors = _errors(rows, result_of_all, keep)
     suspects: Array = errors > WILD * _scale(errors[plain])
     return suspects if suspects[plain].mean() <= MAX_WILD else np.zeros_like(suspects)
 
 
-def _decisive(rows: Rows, laws: Laws) -> tuple[Array, list[str]]:
-    """The few rows that decide the best law and may be outliers, and a note of their term.
+def _decisive(rows: Rows, result: SearchResult) -> tuple[Array, list[str]]:
+    """The few rows that decide the best equation and may be outliers, and a note of their term.
 
-    They may be outliers if the other rows have a shorter law, or a value is far beyond all others.
-    The note says that the other rows hardly determine the term.
+    They may be outliers if the other rows have a shorter equation, or a value is far beyond all
+    others. The note says that the other rows hardly determine the term.
     """
-    best = laws.equations[laws.best_index]
-    decisive = laws.inflation > 1 / (1 - DECISIVE)
+    best = result.equations[result.best_index]
+    decisive = result.inflation > 1 / (1 - DECISIVE)
     is_few = 0 < decisive.sum() <= MAX_DECISIVE and len(decisive) > MIN_WITH_WILD
     if best.exact or not is_few or rows.group is not None:
         return np.zeros_like(decisive), []
     used = best.exponents[:, : rows.X.shape[1]].any(0)
     columns = [column for column in rows.X[:, used].T if _is_beyond(column, decisive)]
-    decide = decisive & (laws.inflation > 1 / (1 - FULL_LEVERAGE))
+    decide = decisive & (result.inflation > 1 / (1 - FULL_LEVERAGE))
     if best.n_terms - best.n_denominator_terms < 2:
         return decide & bool(columns), []
     excess, term = _weighed(rows, best, decisive)
@@ -307,33 +316,33 @@ def _weighed(rows: Rows, best: Equation, decisive: Array) -> tuple[float, int]:
     It is the least, by the criterion, of sums from which the rows alone are far, and infinite if
     there is none; and the index of the term.
     """
-    data, law = started(best, rows, "fit")
+    data, candidate = started(best, rows, "fit")
     plain = data.choose(np.flatnonzero(~decisive)).block
-    cost, lowest = refine.refit(plain, law).cost, (math.inf, 0)
-    for k in range(len(law.c) - data.below):
-        shorter = refine.refit(plain, law.take(np.arange(len(law.c)) != k))
-        is_law = shorter.rss < WORST_SHORTER**2 * (plain.rest @ plain.rest)
-        if is_law and shorter.cost - cost < lowest[0] and _are_far(data, shorter, decisive):
+    cost, lowest = refine.refit(plain, candidate).cost, (math.inf, 0)
+    for k in range(len(candidate.c) - data.below):
+        shorter = refine.refit(plain, candidate.take(np.arange(len(candidate.c)) != k))
+        is_close = shorter.rss < WORST_SHORTER**2 * (plain.rest @ plain.rest)
+        if is_close and shorter.cost - cost < lowest[0] and _are_far(data, shorter, decisive):
             lowest = shorter.cost - cost, k
     return lowest
 
 
-def _are_far(data: AllRows, law: Sum, decisive: Array) -> bool:
-    """Whether one of the rows alone is far from the law of the others, for its leverage."""
-    degrees = int((~decisive).sum()) - law.parameters
+def _are_far(data: AllRows, candidate: Sum, decisive: Array) -> bool:
+    """Whether one of the rows alone is far from the equation of the others, for its leverage."""
+    degrees = int((~decisive).sum()) - candidate.parameters
     if degrees < 1:
         return False
-    variance = max(law.rss, data.exact) / degrees
-    law = refine.refit(data, law)
-    residuals = data.predict(law.u, law.parity, law.c)[1]
-    errors = refine.left_out(data, law, residuals)[0]
+    variance = max(candidate.rss, data.exact) / degrees
+    candidate = refine.refit(data, candidate)
+    residuals = data.predict(candidate.u, candidate.parity, candidate.c)[1]
+    errors = refine.left_out(data, candidate, residuals)[0]
     return bool((residuals * errors > FAR_SIGMA**2 * variance)[decisive].any())
 
 
 def _with_twins(rows: Rows, odd: Array, suspects: Array) -> Array:
     """The suspects, and all rows that have an odd value of theirs: it is one code in all of them.
 
-    Some of these rows may lie near the law by chance.
+    Some of these rows may lie near the equation by chance.
     """
     for column, is_odd in zip((*rows.X.T, rows.y), odd.T, strict=True):
         suspects = suspects | (is_odd & np.isin(column, column[suspects & is_odd]))
@@ -345,15 +354,22 @@ def _scale(errors: Array) -> float:
 
 
 def _named(
-    rows: Rows, laws_of_all: Laws, without: Laws, wild: Array, odd: Array, leave_out: bool
-) -> Laws:
-    """The laws with the outliers named. leave_out: those without these rows, or with them."""
+    rows: Rows,
+    result_of_all: SearchResult,
+    without: SearchResult,
+    wild: Array,
+    odd: Array,
+    leave_out: bool,
+) -> SearchResult:
+    """The equations with the outliers named. leave_out: those without these rows, or with them."""
     order = np.argsort(rows.origin[wild])
     numbers = rows.origin[wild][order]
-    best, other = (table.equations[table.best_index] for table in (without, laws_of_all))
+    best, other = (table.equations[table.best_index] for table in (without, result_of_all))
     group = None if rows.group is None else rows.group[wild][order]
     predicted = best._predicted(rows.X[wild][order], group)
-    said = [f"{y:.6g} for {law:.6g}" for y, law in zip(rows.y[wild][order], predicted, strict=True)]
+    said = [
+        f"{y:.6g} for {value:.6g}" for y, value in zip(rows.y[wild][order], predicted, strict=True)
+    ]
     coded = _coded(rows, wild, odd, best.output)
     populations = two_populations(rows.take(~odd.any(1)), best)
     odd = odd[wild][order]
@@ -379,7 +395,7 @@ def _named(
     elif (~odd.any(1)).sum() > FEW * len(wild):
         text = f"The errors of {best.output} have heavy tails: {text}"
     text = " ".join([*coded, text])
-    chosen = without if leave_out else laws_of_all
+    chosen = without if leave_out else result_of_all
     said_before = populations, two_populations(rows, other) if odd.any() else ""  # codes are none
     notes = [note for note in chosen.notes if note not in said_before]
     rows_named = tuple(dict.fromkeys(numbers.tolist()))  # one that counts twice is named once

@@ -66,18 +66,18 @@ HELD_OUT = 0.2  # share of the rows
 MAX_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
-APPROXIMATION = 0.3  # the same, from which a law misses something
+APPROXIMATION = 0.3  # the same, from which an equation misses something
 SHARES = np.arange(1, 8) / 8  # of a gap between values, where a denominator may be 0
 NAMES_OF_NUMBERS = ("id", "idx", "index", "no", "nr", "obs", "row", "rowid", "rowname", "rownames")
 TINY_RESIDUAL = 1e-200  # in place of a residual that is 0
 FLAT = 0.1  # size of a term's exponents below which it stands for a logarithm
-ANOTHER_LAW = 0.05  # share of a prediction by which laws differ of which weights are computed again
+ANOTHER_EQUATION = 0.05  # share of a prediction from which weights are computed again
 SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
 POWERS_NEED = "target_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
 
 
 @dataclass(frozen=True)
-class Laws:
+class SearchResult:
     """The equations of one output."""
 
     equations: list[Equation]  # the smallest number of terms first
@@ -130,7 +130,7 @@ def measured(rows: Rows) -> tuple[Output, str]:
     return output, kind
 
 
-def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> SearchResult:
     """The equations of one output from all of its rows."""
     if not rows.y.any():
         rows = replace(rows, noise=None)
@@ -171,11 +171,11 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
         if candidates.complete:
             if kind == "proportional" and not candidates.exact():
                 output = in_proportion(output, root, _predicted(candidates, output))
-            laws = finished(output, settings=settings)
+            result = finished(output, settings=settings)
             others = (
-                _in_own_proportion(laws, rows, output, root) if kind == "proportional" else None
+                _in_own_proportion(result, rows, output, root) if kind == "proportional" else None
             )
-            return laws if others is None else finished(others, settings=settings)
+            return result if others is None else finished(others, settings=settings)
     except KeyboardInterrupt:
         candidates.complete = False
     warn("NPURegressor: the search was interrupted; it returns the best equations so far")
@@ -183,14 +183,16 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     return finished(output, settings=replace(settings, steps=Steps()))
 
 
-def _in_own_proportion(laws: Laws, rows: Rows, output: Output, root: Array) -> Output | None:
+def _in_own_proportion(
+    result: SearchResult, rows: Rows, output: Output, root: Array
+) -> Output | None:
     """The data with errors in proportion to the best equation's values; None if they nearly are."""
-    law = laws.equations[laws.best_index]
-    if law.exact:
+    best = result.equations[result.best_index]
+    if best.exact:
         return None
-    prediction = law._predicted(rows.X, rows.group)
+    prediction = best._predicted(rows.X, rows.group)
     change = sizes(prediction) * output.weight / root
-    if np.abs(change - 1).max() <= ANOTHER_LAW:
+    if np.abs(change - 1).max() <= ANOTHER_EQUATION:
         return None
     return in_proportion(output, root, prediction)  # all rows chose it, the search the weights
 
@@ -230,20 +232,21 @@ def _likeliest_errors(
 def _by_own_weights(relative: Candidates, constant: Candidates, rules: Rules) -> Candidates:
     """The best sum for errors in proportion to y, with weights by its own prediction.
 
-    Weights by another law's prediction may suit no law that has errors in proportion to itself.
+    Weights by another equation's prediction may suit no equation that has errors in proportion to
+    itself.
     """
     judged, best, equal = Candidates(), relative.best(), constant.best()
     if best is not None and equal is not None:
-        problem, law = best
-        prediction = problem.predict(law.u, law.parity, law.c)[0]
+        problem, candidate = best
+        prediction = problem.predict(candidate.u, candidate.parity, candidate.c)[0]
         if np.isfinite(prediction).all():
             problem = replace(problem, weight=equal[0].weight / sizes(prediction))
-            judged.add(problem, refine.refit(problem, law, rules.loss))
+            judged.add(problem, refine.refit(problem, candidate, rules.loss))
     return judged
 
 
 def in_proportion(output: Output, root: Array, prediction: Array | None) -> Output:
-    """Return the data with errors in proportion to a law's prediction; None: as they are.
+    """Return the data with errors in proportion to an equation's prediction; None: as they are.
 
     Errors in proportion to y itself would give rows more weight whose error makes y smaller: the
     coefficients would be too small. root: the square roots of the rows' weights.
@@ -254,7 +257,7 @@ def in_proportion(output: Output, root: Array, prediction: Array | None) -> Outp
 def _reweighted(
     output: Output, root: Array, first: Callable[..., Candidates], candidates: Candidates
 ) -> tuple[Output, Candidates]:
-    """The data and the sums of a second search, with errors in proportion to the first one's law.
+    """The data and the sums of a second search, with errors in proportion to the first equation.
 
     The errors of the first search are in proportion to y itself.
     """
@@ -290,7 +293,7 @@ def _first(
 ) -> Candidates:
     """Search the first power of y and the functions of y, after an exact sum for shorter ones.
 
-    Ratios are looked for where no sum seems a law.
+    Ratios are looked for where no sum seems an equation.
     """
     for function in rows.output_functions:
         if candidates.exact():
@@ -341,51 +344,53 @@ def _predicted(candidates: Candidates, output: Output) -> Array | None:
 def _likelier(other: Candidates, current: Candidates) -> bool:
     """Whether errors of another kind are likelier than those of what was current.
 
-    They have to be much likelier for a law with more parameters.
+    They have to be much likelier for an equation with more parameters.
     """
     first, second = current.best(), other.best()
     if first is None or second is None:
         return False
-    (a, law), (b, rival) = first, second
-    gain = TELL if rival.parameters > law.parameters else 2.0  # the data hardly tell less
-    return rival.cost + b.units < law.cost + a.units - gain
+    (a, candidate), (b, rival) = first, second
+    gain = TELL if rival.parameters > candidate.parameters else 2.0  # the data hardly tell less
+    return rival.cost + b.units < candidate.cost + a.units - gain
 
 
 def _may_be_factors(current: Candidates, constant: Candidates, rules: Rules) -> bool:
-    """Whether errors that are factors make a law likelier that was found for errors of other kinds.
+    """Whether errors that are factors make an equation likelier that was found for other errors.
 
     Small factors are the same as small errors in proportion to y.
     """
     first, equal = current.best(), constant.best()
     if first is None or equal is None or (equal[0].target <= 0).any():
         return False
-    problem, law = first
+    problem, candidate = first
     factors = replace(problem, weight=equal[0].weight, factor=True)
-    law = refine.refit(factors, law, rules.loss)
-    spread = math.sqrt(law.rss / factors.rows) if math.isfinite(law.cost) else 0.0
-    return spread > SMALL_FACTOR and law.cost + factors.units < first[1].cost + problem.units - 2
+    candidate = refine.refit(factors, candidate, rules.loss)
+    spread = math.sqrt(candidate.rss / factors.rows) if math.isfinite(candidate.cost) else 0.0
+    return (
+        spread > SMALL_FACTOR and candidate.cost + factors.units < first[1].cost + problem.units - 2
+    )
 
 
 def _finished(
     rows: Rows, output: Output, candidates: Candidates, held: Array, kind: str, settings: Settings
-) -> Laws:
+) -> SearchResult:
     """The best sum of each number of terms, fitted to all rows. held: indices of rows held out."""
     fits: list[Fit] = []
     for terms in sorted({terms for _, terms in candidates.sums}):
         pairs = [pair for key, pair in candidates.sums.items() if key[-1] == terms]
         pairs += [pair for pair in candidates.near if len(pair[1].c) == terms]
-        lowest = min(law.cost for _, law in pairs)
-        for training, law in pairs:
-            if law.cost > lowest + RIVAL_COST:
+        lowest = min(candidate.cost for _, candidate in pairs)
+        for training, candidate in pairs:
+            if candidate.cost > lowest + RIVAL_COST:
                 continue
             of_form = replace(output, error=math.inf, function=training.function)
             data = of_form.scaled(training.power, training.below)
             assert data is not None
-            refitted = partial(_refitted, data, law, settings.rules)
+            refitted = partial(_refitted, data, candidate, settings.rules)
             fitted = settings.steps.sum(refitted)
             if not math.isfinite(fitted.cost) and (data.below or data.limits is not None):
                 continue  # there is a pole between the other rows, or a coefficient became 0
-            fits.append((data, law, fitted if math.isfinite(fitted.rss) else law))
+            fits.append((data, candidate, fitted if math.isfinite(fitted.rss) else candidate))
     if not fits:
         rule = "no equation with these signs and bounds could be fitted to all rows"
         raise ValueError(f"NPURegressor: {rule} of {rows.output}")
@@ -397,15 +402,16 @@ def _finished(
     best = min(fit[2].cost for fit in fits)
     forms: set[Any] = set()
     equations, alternatives = list[Equation](), list[Equation]()
-    for data, law, fitted in fits:
+    for data, candidate, fitted in fits:
         first = not equations or equations[-1].n_terms < len(fitted.c)
         key = data.function, data.power, data.below, _form(fitted, data.below)
         is_near = fitted.cost < best + TELL or (free is not None and fitted is free[2])
         if key in forms or not (first or is_near):
             continue
         forms.add(key)
-        error = held_out(rows, data, law, held) if len(held) else left_out(rows, data, fitted)
-        if len(held) and not law.has_form_of(fitted):  # which the rows held out have chosen as well
+        error = held_out(rows, data, candidate, held) if len(held) else left_out(rows, data, fitted)
+        # The held-out rows have had a part in the choice of this form.
+        if len(held) and not candidate.has_form_of(fitted):
             remaining = data.choose(np.setdiff1d(np.arange(data.rows), held))
             other = refine.refit(remaining, fitted, settings.rules.loss)
             error = max(error, held_out(rows, data, other, held))
@@ -421,14 +427,14 @@ def _finished(
         notes += notes_of(rows, equations[chosen])
     inflation = np.ones(len(rows.y))  # of many rows none has much influence
     if settings.leave_out is not None and len(inflation) <= MORE_ROWS:
-        data, _, law = min(fits, key=lambda fit: fit[2].cost)
-        residuals = data.predict(law.u, law.parity, law.c)[1]
+        data, _, candidate = min(fits, key=lambda fit: fit[2].cost)
+        residuals = data.predict(candidate.u, candidate.parity, candidate.c)[1]
         residuals = np.where(
             residuals == 0, TINY_RESIDUAL, residuals
         )  # of a row with a term of its own
-        inflation = np.maximum(refine.left_out(data, law, residuals)[0] / residuals, 1.0)
+        inflation = np.maximum(refine.left_out(data, candidate, residuals)[0] / residuals, 1.0)
     parts = equations, chosen, alternatives, kind, candidates.complete, notes, inflation
-    return Laws(*parts, weighted=rows.weighted)
+    return SearchResult(*parts, weighted=rows.weighted)
 
 
 def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:
@@ -451,7 +457,7 @@ def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:
 
 
 def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
-    """Return doubts about the law, as text."""
+    """Return doubts about the equation, as text."""
     X = rows.functions.expand(rows.X)
     notes = [*beyond_notes(equation), *_narrow_notes(rows, equation, X), *_level_notes(equation, X)]
     notes += [*_single_notes(rows, equation, X), *_untold_notes(rows, equation, X)]
@@ -475,9 +481,9 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     used = (equation.exponents != 0).any(0)
     likeness = max(alike(X[:, used], residuals), alike(rows.X, residuals))
     if len(rows.y) < FEW_NEIGHBOURS or np.abs(equation.exponents).max(initial=0.0) >= BOUND:
-        data, law = started(equation, rows, "fit")
-        likeness = max(likeness, refine.pattern_of(data, law, rows.X))
-        notes += _bound_notes(data, law, equation.names)
+        data, candidate = started(equation, rows, "fit")
+        likeness = max(likeness, refine.pattern_of(data, candidate, rows.X))
+        notes += _bound_notes(data, candidate, equation.names)
     if likeness > APPROXIMATION:
         notes.append(
             "The equation is an approximation only: residuals of neighbouring rows are correlated "
@@ -562,7 +568,8 @@ def _levels(rows: Rows, X: Array, count: int) -> bool:
 def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
     """Notes of columns of hardly any width, whose exponents no units tell.
 
-    Where a law is exact, rows tell the powers of narrower columns. X: all columns of the law.
+    Where an equation is exact, rows tell the powers of narrower columns. X: all columns of the
+    equation.
     """
     if len(rows.exponents.free) < rows.exponents.inputs:
         return []
@@ -577,29 +584,30 @@ def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
     ]
 
 
-def _bound_notes(data: AllRows, law: Sum, names: tuple[str, ...]) -> list[str]:
+def _bound_notes(data: AllRows, candidate: Sum, names: tuple[str, ...]) -> list[str]:
     """Notes of exponents at the end of those that are tried, which the rows exclude."""
     bound, notes = BOUND * max(1.0, abs(data.power)), list[str]()
     if data.limits is not None or data.below or ((data.matrix != 0).sum(0) > 1).any():
         return notes
     unbounded = np.full_like(data.high, math.inf)
     wide = replace(data, low=-unbounded, high=unbounded)
-    for k, i in np.argwhere(np.abs(law.u) >= bound).tolist():
-        free = law.free.copy()
+    for k, i in np.argwhere(np.abs(candidate.u) >= bound).tolist():
+        free = candidate.free.copy()
         free[k, i] = True
-        other = refine.refit(wide, replace(law, free=free))
+        other = refine.refit(wide, replace(candidate, free=free))
         j = data.exponents.free[i]
         error = exponent_errors(wide, other, covariance(wide, other))[k, j]
         if math.isfinite(other.cost) and abs(other.u[k, i]) > bound + EXCLUDED * error:
             notes.append(
-                f"The exponent {law.u[k, i]:g} of {names[j]} is at the bound of the search, and "
-                f"the rows exclude it: as a free number it is {other.u[k, i]:.4g} ± {error:.2g}."
+                f"The exponent {candidate.u[k, i]:g} of {names[j]} is at the bound of the search, "
+                "and the rows exclude it: as a free number it is "
+                f"{other.u[k, i]:.4g} ± {error:.2g}."
             )
     return notes
 
 
 def _level_notes(equation: Equation, X: Array) -> list[str]:
-    """A note of columns of two values where any exponent makes the same law. X: all columns."""
+    """A note of columns of two values, where no exponent is distinguishable. X: all columns."""
     if (
         equation.n_denominator_terms
         or equation.target_power != 1
@@ -667,16 +675,19 @@ def beyond_notes(equation: Equation) -> tuple[str, ...]:
     )
 
 
-def _form(law: Sum, below: int) -> Any:
-    """What two laws have in common that differ in coefficients and in the order of terms only."""
-    terms = [tuple(row) for row in (np.column_stack([law.u, law.parity]).round(6) + 0.0).tolist()]
+def _form(candidate: Sum, below: int) -> Any:
+    """What equations have in common that differ in coefficients and the order of terms only."""
+    terms = [
+        tuple(row)
+        for row in (np.column_stack([candidate.u, candidate.parity]).round(6) + 0.0).tolist()
+    ]
     above = len(terms) - below  # + 0.0: no -0
     return tuple(sorted(terms[:above])), tuple(sorted(terms[above:]))
 
 
-def _refitted(data: AllRows, law: Sum, rules: Rules) -> Sum:
-    """The law fitted to all rows; with its exponents where free ones end at an excluded product."""
-    fitted = refine.refit(data, law, rules.loss)
-    if math.isfinite(fitted.cost) or data.limits is None or not law.free.any():
+def _refitted(data: AllRows, candidate: Sum, rules: Rules) -> Sum:
+    """The equation of all rows; its exponents stay if free ones end at an excluded product."""
+    fitted = refine.refit(data, candidate, rules.loss)
+    if math.isfinite(fitted.cost) or data.limits is None or not candidate.free.any():
         return fitted
-    return refine.refit(data, replace(law, free=np.zeros_like(law.free)), rules.loss)
+    return refine.refit(data, replace(candidate, free=np.zeros_like(candidate.free)), rules.loss)

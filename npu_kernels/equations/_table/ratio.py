@@ -56,7 +56,7 @@ class Fitted:
     """A ratio with what it was made of."""
 
     terms: Terms
-    law: Sum
+    candidate: Sum
 
     @property
     def size(self) -> tuple[int, int]:
@@ -65,16 +65,22 @@ class Fitted:
 
 
 def may_be_ratio(candidates: Candidates, settings: Settings) -> bool:
-    """Whether ratios are looked for: the best sum is none that looks like a law."""
+    """Whether ratios are looked for: the best sum is none that looks like an equation."""
     best = candidates.best()
     if best is None or settings.ratios is False or settings.max_terms < 2:
         return False
-    problem, law = best
+    problem, candidate = best
     if candidates.exact():  # a ratio of few terms may be shorter than one of many
-        return candidates.shortest_exact() >= FEW_TERMS and (problem.below > 0 or not law.is_simple)
+        return candidates.shortest_exact() >= FEW_TERMS and (
+            problem.below > 0 or not candidate.is_simple
+        )
     if settings.ratios is True:
         return True
-    return not law.is_simple or len(law.c) >= settings.max_terms or candidates.structure() > 0
+    return (
+        not candidate.is_simple
+        or len(candidate.c) >= settings.max_terms
+        or candidates.structure() > 0
+    )
 
 
 def one_power(
@@ -97,11 +103,10 @@ def one_power(
 
     for below in range(1, settings.max_terms):
         problem = replace(more, below=below)
-        laws = settings.steps.sums(partial(with_terms, below))
-        for law in laws:
-            candidates.add(problem, law)
+        for candidate in settings.steps.sums(partial(with_terms, below)):
+            candidates.add(problem, candidate)
     if settings.show is not None:
-        cost = min(law.cost for _, law in candidates.sums.values())
+        cost = min(candidate.cost for _, candidate in candidates.sums.values())
         settings.show(f"power {data.power:g}, ratios: criterion {cost:.1f}")
     return []
 
@@ -120,16 +125,16 @@ def reciprocals(
         return candidates
     _, more = chosen_rows(data, training, settings.seed)
     for key in ratios:
-        problem, law = candidates.sums[key]
-        u = np.vstack([-law.u[:1], law.u[1:] - law.u[0]])
+        problem, candidate = candidates.sums[key]
+        u = np.vstack([-candidate.u[:1], candidate.u[1:] - candidate.u[0]])
         if ((u < more.low) | (u > more.high)).any():
             continue
-        free = np.vstack([law.free[:1], law.free[1:] | law.free[0]]) & (u != 0)
-        c = np.append(1.0, law.c[1:]) / law.c[0] * problem.scale / more.scale
+        free = np.vstack([candidate.free[:1], candidate.free[1:] | candidate.free[0]]) & (u != 0)
+        c = np.append(1.0, candidate.c[1:]) / candidate.c[0] * problem.scale / more.scale
         parity = np.where(more.signed, np.abs(np.round(u)) % 2, 0.0)
-        law = refine.refit(more, Sum(u, parity, free, c), settings.rules.loss)
-        if math.isfinite(law.cost):
-            candidates.add(more, law)
+        candidate = refine.refit(more, Sum(u, parity, free, c), settings.rules.loss)
+        if math.isfinite(candidate.cost):
+            candidates.add(more, candidate)
             del candidates.sums[key]
     return candidates
 
@@ -144,26 +149,28 @@ def _ratios(few: Problem, more: Problem, used: Array, settings: Settings) -> dic
     rules = settings.rules
     cells: dict[tuple[int, int], list[Sum]] = {}
     for fitted in sorted(_Search(few, used, rules).run(settings.max_terms), key=_cost):
-        cells.setdefault(fitted.size, []).append(fitted.law)
+        cells.setdefault(fitted.size, []).append(fitted.candidate)
     pairs = list[tuple[int, Sum]]()
     simple = list[tuple[int, Sum]]()  # those with few terms whose exponents are made free
-    for (above, terms), laws in cells.items():
+    for (above, terms), candidates in cells.items():
         problem = _with_below(more, terms - 1)
-        for k, law in enumerate(laws[:KEPT]):
-            law = refine.refit(problem, law, rules.loss)
-            if math.isfinite(law.cost):
-                pairs.append((terms - 1, law))
+        for k, candidate in enumerate(candidates[:KEPT]):
+            candidate = refine.refit(problem, candidate, rules.loss)
+            if math.isfinite(candidate.cost):
+                pairs.append((terms - 1, candidate))
                 if k == 0 and above + terms <= FEW_TERMS:
                     simple.append(pairs[-1])
     pairs.sort(key=lambda pair: pair[1].cost)
     chosen = [*pairs[:REFINED], *simple]
     if rules.exponents == "real":
         pairs = []
-    pairs += [(below, _refined(_with_below(more, below), law, rules)) for below, law in chosen]
+    pairs += [
+        (below, _refined(_with_below(more, below), candidate, rules)) for below, candidate in chosen
+    ]
     results: dict[int, list[Sum]] = {}
-    for below, law in pairs:
-        if _positive_between(_with_below(more, below), law):
-            results.setdefault(below, []).append(law)
+    for below, candidate in pairs:
+        if _positive_between(_with_below(more, below), candidate):
+            results.setdefault(below, []).append(candidate)
     return results
 
 
@@ -173,22 +180,22 @@ def _with_below(problem: Problem, below: int) -> Problem:
 
 
 def _cost(fitted: Fitted) -> float:
-    return fitted.law.cost
+    return fitted.candidate.cost
 
 
-def _refined(problem: Problem, law: Sum, rules: Rules) -> Sum:
+def _refined(problem: Problem, candidate: Sum, rules: Rules) -> Sum:
     """The ratio with other exponents where these are likelier."""
-    free = (law.u != 0) & ~problem.signed
+    free = (candidate.u != 0) & ~problem.signed
     if rules.exponents == "integer" or not free.any():
-        return law
-    other = refine.simplified(problem, replace(law, free=free), rules)
-    return other if other.cost < law.cost or rules.exponents == "real" else law
+        return candidate
+    other = refine.simplified(problem, replace(candidate, free=free), rules)
+    return other if other.cost < candidate.cost or rules.exponents == "real" else candidate
 
 
-def _positive_between(problem: Problem, law: Sum) -> bool:
+def _positive_between(problem: Problem, candidate: Sum) -> bool:
     """Whether D has one sign at points between rows too: no pole is hidden between them."""
-    above = len(law.c) - problem.below
-    u, parity, c = law.u[above:], law.parity[above:], law.c[above:]
+    above = len(candidate.c) - problem.below
+    u, parity, c = candidate.u[above:], candidate.parity[above:], candidate.c[above:]
     used = np.flatnonzero((u != 0).any(0))
     rows = np.linspace(0, problem.rows - 1, BETWEEN).astype(int)
     other = np.random.default_rng(0).permutation(rows)
@@ -231,9 +238,13 @@ class _Search:
             last = sorted([*last, *more], key=_cost)
         best = math.inf
         for _ in range(3):
-            if not last or last[0].law.cost >= best or is_exact(self.problem, last[0].law):
+            if (
+                not last
+                or last[0].candidate.cost >= best
+                or is_exact(self.problem, last[0].candidate)
+            ):
                 break
-            best = last[0].law.cost
+            best = last[0].candidate.cost
             children: list[Terms] = []
             for parent in last[:PARENTS]:
                 grown = sorted(self._grown(parent.terms, max_terms), key=lambda child: child[0])
@@ -243,18 +254,18 @@ class _Search:
         best_fit = min(fits, key=_cost, default=None)
         while best_fit is not None:
             shorter = self._fitted(list(_shorter(best_fit.terms)))
-            if not shorter or not shorter[0].law.cost < best_fit.law.cost:
+            if not shorter or not shorter[0].candidate.cost < best_fit.candidate.cost:
                 break
             best_fit = shorter[0]
         return [fitted for fitted in self.fits.values() if fitted is not None]
 
     def _misses(self, fitted: Fitted) -> bool:
         """Whether the residuals are no noise."""
-        law = fitted.law
+        candidate = fitted.candidate
         problem = replace(self.problem, below=len(fitted.terms[1]) - 1)
-        used = (law.u != 0).any(0)
-        residuals = problem.predict(law.u, law.parity, law.c)[1]
-        return not is_exact(problem, law) and alike(problem.logs[:, used], residuals) > 0
+        used = (candidate.u != 0).any(0)
+        residuals = problem.predict(candidate.u, candidate.parity, candidate.c)[1]
+        return not is_exact(problem, candidate) and alike(problem.logs[:, used], residuals) > 0
 
     # ---- terms by eigenvalues --------------------------------------------------------------------
 
@@ -387,12 +398,14 @@ class _Search:
         """The fits of these terms that were not tried before, the best first."""
         new = [terms for terms in dict.fromkeys(sets) if terms not in self.fits]
         for terms in new:
-            law = self._start(terms)
-            if law is not None:
+            candidate = self._start(terms)
+            if candidate is not None:
                 problem = _with_below(self.problem, len(terms[1]) - 1)
-                law = refine.refit(problem, law, self.rules.loss, 8)
-            finite = law is not None and math.isfinite(law.cost)
-            self.fits[terms] = Fitted(terms, law) if law is not None and finite else None
+                candidate = refine.refit(problem, candidate, self.rules.loss, 8)
+            finite = candidate is not None and math.isfinite(candidate.cost)
+            self.fits[terms] = (
+                Fitted(terms, candidate) if candidate is not None and finite else None
+            )
         fits = [fitted for fitted in map(self.fits.get, new) if fitted is not None]
         return sorted(fits, key=_cost)
 

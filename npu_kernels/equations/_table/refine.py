@@ -223,7 +223,7 @@ Data = Problem | AllRows
 
 UNTOLD_NATS = 6.0  # of a free exponent that nothing tells: more than of a simple one
 SOLVED_ERROR = 1e-14  # of the target's deviation: no step makes smaller errors smaller
-OWN_ROW = 1e-3  # of a leverage less than 1: a law passes through such a row
+OWN_ROW = 1e-3  # of a leverage less than 1: an equation passes through such a row
 ROUNDED = 1e-12  # of a leverage less than 1, by rounding
 SMALLEST_LIMIT = 1e-12  # of the target's deviation: errors below are no outliers
 
@@ -316,54 +316,57 @@ def freedom(problem: Data, variances: Iterable[float], press: float) -> list[flo
     return nats
 
 
-def criterion(problem: Data, law: Sum, press: float, variances: Array) -> float:
+def criterion(problem: Data, candidate: Sum, press: float, variances: Array) -> float:
     """The criterion of a sum with its sum of squared leave-one-out errors.
 
     variances: of the free exponents for errors of variance 1, each with those before it fixed.
     """
     N, inputs = problem.rows, problem.exponents.inputs
-    fixed = law.u[~law.free]
+    fixed = candidate.u[~candidate.free]
     described = sum(map(exponent_nats, fixed.tolist(), itertools.repeat(inputs)))
     described += sum(freedom(problem, variances, press))
-    chosen = law.parameters + int(((np.abs(law.u) > ZERO) & ~law.free & ~problem.coded).sum())
+    chosen = candidate.parameters + int(
+        ((np.abs(candidate.u) > ZERO) & ~candidate.free & ~problem.coded).sum()
+    )
     correction = 2 * chosen * (chosen + 1) / max(N - chosen - 1, 0.1)
     # What an output power costs, or a function, and a denominator: with one term above, as the
     # power -1.
-    above = len(law.c) - problem.below
+    above = len(candidate.c) - problem.below
     forms = int(problem.power != 1 or problem.function is not None)
     forms += (problem.below > 0) * min(above, 2)
     of_coefficient = math.log(N)
     if problem.group is not None:  # a group's coefficients are known by its rows
         of_coefficient = float(np.log(np.bincount(problem.group)).sum())
-    penalty = len(law.c) * of_coefficient + forms * (6.0 + math.log(N))
+    penalty = len(candidate.c) * of_coefficient + forms * (6.0 + math.log(N))
     return misfit(problem, press) + penalty + 2 * described + correction
 
 
 # ---- least squares -------------------------------------------------------------------------------
 
 
-def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) -> Array:
+def jacobian(problem: Problem, candidate: Sum, P: Array, root: Array | None = None) -> Array:
     """Derivatives of the weighted prediction for c and the free exponents ``[N, K + free]``.
 
     Those for c are for the coefficients of the row's group. P: the terms ``[N, K]``. root: factors
     of the rows ``[N]``.
     """
-    k, i = np.nonzero(law.free)
-    K = len(law.c)
+    k, i = np.nonzero(candidate.free)
+    K = len(candidate.c)
     J = np.empty((len(P), K + len(k)))
     J[:, :K] = P
-    c = of_rows(law.c, problem.group)[..., k]
+    c = of_rows(candidate.c, problem.group)[..., k]
     np.multiply(P[:, k] * c, problem.logs[:, i], out=J[:, K:])
     slope, p = problem.weight, problem.power
-    above = len(law.c) - problem.below  # a ratio is linear in the coefficients of its numerator
+    # A ratio is linear in the coefficients of its numerator.
+    above = len(candidate.c) - problem.below
     if problem.function is not None:
-        sums = problem.total(P[:, :above], law.c[:above])
+        sums = problem.total(P[:, :above], candidate.c[:above])
         slope = slope * problem.steepness(problem.function, sums)
     elif problem.factor:
-        sums = problem.total(P[:, :above], law.c[:above])
+        sums = problem.total(P[:, :above], candidate.c[:above])
         slope = slope / (p * np.maximum(sums, 1e-300))
     elif p != 1:
-        sums = np.abs(problem.total(P[:, :above], law.c[:above]))
+        sums = np.abs(problem.total(P[:, :above], candidate.c[:above]))
         sums = np.maximum(sums, 1e-300)
         slope = slope * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -372,19 +375,19 @@ def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) ->
 
 
 def derivatives(
-    problem: Data, law: Sum, P: Array | None = None, root: Array | None = None
+    problem: Data, candidate: Sum, P: Array | None = None, root: Array | None = None
 ) -> Iterable[tuple[slice, Array]]:
     """`jacobian` block after block. P: the terms, where `Problem.predict` gave them."""
     if isinstance(problem, Problem):
-        P = problem.predict(law.u, law.parity, law.c)[2] if P is None else P
-        yield slice(0, problem.rows), jacobian(problem, law, P, root)
+        P = problem.predict(candidate.u, candidate.parity, candidate.c)[2] if P is None else P
+        yield slice(0, problem.rows), jacobian(problem, candidate, P, root)
         return
     for rows, part in problem.blocks():
-        P = part.predict(law.u, law.parity, law.c)[2]
-        yield rows, jacobian(part, law, P, None if root is None else root[rows])
+        P = part.predict(candidate.u, candidate.parity, candidate.c)[2]
+        yield rows, jacobian(part, candidate, P, None if root is None else root[rows])
 
 
-def pattern_of(problem: Data, law: Sum, X: Array) -> float:
+def pattern_of(problem: Data, candidate: Sum, X: Array) -> float:
     """Return how alike the weighted residuals of few rows are along a column: see `pattern`.
 
     X: the columns. It is 0 of many rows, and of groups.
@@ -393,9 +396,9 @@ def pattern_of(problem: Data, law: Sum, X: Array) -> float:
         return 0.0
     problem = problem.block if isinstance(problem, AllRows) else problem
     with np.errstate(all="ignore"):  # what is not finite tells nothing
-        _, residuals, P = problem.predict(law.u, law.parity, law.c)
-        J = jacobian(problem, law, P)
-        rounding = FLOAT64_ROUNDING * (np.abs(J[:, : len(law.c)]) @ np.abs(law.c))
+        _, residuals, P = problem.predict(candidate.u, candidate.parity, candidate.c)
+        J = jacobian(problem, candidate, P)
+        rounding = FLOAT64_ROUNDING * (np.abs(J[:, : len(candidate.c)]) @ np.abs(candidate.c))
     if not (np.abs(residuals) > rounding).any():  # large terms cancel
         return 0.0
     return pattern(X, residuals, J)
@@ -442,7 +445,7 @@ def loss_roots(problem: Data, r: Array, loss: str) -> tuple[float, Array | None]
         return float(value.sum()) * limit * limit, np.sqrt(weight) if len(weight) > 1 else None
 
 
-def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
+def refit(problem: Data, candidate: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
     """Levenberg-Marquardt for c and the free exponents in y itself, and the errors of the result.
 
     The errors are infinite if nothing is finite, if limits refuse the sum, and if it has a term in
@@ -450,28 +453,28 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
     """
     if isinstance(problem, AllRows) and problem.at_once:
         problem = problem.block
-    law = _without_held(problem, law)
-    k, i = np.nonzero(law.free)
+    candidate = _without_held(problem, candidate)
+    k, i = np.nonzero(candidate.free)
     held = problem.held[i]
     low, high, limits = problem.low[i], problem.high[i], problem.limits
-    law = replace(law, c=_within(problem, law.u, law.c))
-    _, r, P = problem.predict(law.u, law.parity, law.c)
+    candidate = replace(candidate, c=_within(problem, candidate.u, candidate.c))
+    _, r, P = problem.predict(candidate.u, candidate.parity, candidate.c)
     rss, root = loss_roots(problem, r, loss)
     mu = 1e-4
     for _ in range(iterations):
         if not math.isfinite(rss) or rss <= SOLVED_ERROR**2 * problem.size:
             break
-        equations = _equations(problem, law, P, r, root)
+        equations = _equations(problem, candidate, P, r, root)
         if equations is None:
             break
-        better, at_bounds = False, _at_bounds(problem, law, equations.descent())
+        better, at_bounds = False, _at_bounds(problem, candidate, equations.descent())
         for _ in range(8):
             step, change = equations.step(mu, at_bounds)
-            u, change = law.u.copy(), np.clip(change, -1, 1)
+            u, change = candidate.u.copy(), np.clip(change, -1, 1)
             change[held & (u[k, i] == 0)] = 0.0
             u[k, i] = np.clip(u[k, i] + change, low, high)
-            trial = replace(law, u=u, c=_within(problem, u, law.c + step))
-            _, r2, P2 = problem.predict(u, law.parity, trial.c)
+            trial = replace(candidate, u=u, c=_within(problem, u, candidate.c + step))
+            _, r2, P2 = problem.predict(u, candidate.parity, trial.c)
             rss2, root2 = loss_roots(problem, r2, loss)
             if rss2 < rss:
                 better = True
@@ -480,17 +483,17 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
         if not better:
             break
         gain = (rss - rss2) / rss
-        law, r, P, rss, root, mu = trial, r2, P2, rss2, root2, mu / 10
+        candidate, r, P, rss, root, mu = trial, r2, P2, rss2, root2, mu / 10
         if gain < 1e-10:
             break
-    refused = limits is not None and limits.refuses(law.u, law.c)
-    if not math.isfinite(rss) or refused or law.repeats_a_term(problem.below, problem.mixed):
-        return replace(law, rss=math.inf, press=math.inf, cost=math.inf)
-    law = _without_held(problem, law)
-    errors, variances = decisive_errors(problem, law, r, P, root)
+    refused = limits is not None and limits.refuses(candidate.u, candidate.c)
+    if not math.isfinite(rss) or refused or candidate.repeats_a_term(problem.below, problem.mixed):
+        return replace(candidate, rss=math.inf, press=math.inf, cost=math.inf)
+    candidate = _without_held(problem, candidate)
+    errors, variances = decisive_errors(problem, candidate, r, P, root)
     press = loss_roots(problem, errors, loss)[0]
-    cost = criterion(problem, law, press, variances) if math.isfinite(press) else math.inf
-    return replace(law, rss=rss, press=press, cost=cost)
+    cost = criterion(problem, candidate, press, variances) if math.isfinite(press) else math.inf
+    return replace(candidate, rss=rss, press=press, cost=cost)
 
 
 def _bounds(problem: Data, limits: ScaledLimits, u: Array, c: Array) -> tuple[Array, Array]:
@@ -506,40 +509,44 @@ def _within(problem: Data, u: Array, c: Array) -> Array:
     return np.clip(c, *_bounds(problem, problem.limits, u, c))
 
 
-def _at_bounds(problem: Data, law: Sum, descent: Array) -> Array | None:
+def _at_bounds(problem: Data, candidate: Sum, descent: Array) -> Array | None:
     """The coefficients that stay, as their step would leave their bounds.
 
     descent: the direction in which the error falls.
     """
     if problem.limits is None:
         return None
-    low, high = _bounds(problem, problem.limits, law.u, law.c)
-    stays: Array = ((law.c <= low) & (descent <= 0)) | ((law.c >= high) & (descent >= 0))
+    low, high = _bounds(problem, problem.limits, candidate.u, candidate.c)
+    stays: Array = ((candidate.c <= low) & (descent <= 0)) | (
+        (candidate.c >= high) & (descent >= 0)
+    )
     return stays
 
 
-def _without_held(problem: Data, law: Sum) -> Sum:
+def _without_held(problem: Data, candidate: Sum) -> Sum:
     """The sum whose exponents of 0 are no parameters where they have to stay: see `Zeros`.
 
     They are even.
     """
-    stays = law.free & (law.u == 0) & problem.held
+    stays = candidate.free & (candidate.u == 0) & problem.held
     if not stays.any():
-        return law
-    return replace(law, free=law.free & ~stays, parity=np.where(stays, 0.0, law.parity))
+        return candidate
+    return replace(
+        candidate, free=candidate.free & ~stays, parity=np.where(stays, 0.0, candidate.parity)
+    )
 
 
 def _equations(
-    problem: Data, law: Sum, P: Array | None, r: Array, root: Array | None
+    problem: Data, candidate: Sum, P: Array | None, r: Array, root: Array | None
 ) -> Dense | Arrow | None:
     """The equations of the step of least squares, or None where they are not finite."""
     target = r if root is None else r * root
     if problem.group is not None:
-        J = _of_block(problem, law, P, root)
+        J = _of_block(problem, candidate, P, root)
         finite = np.isfinite(J).all() and np.isfinite(target).all()
-        return Arrow.of(J, len(law.c), target, problem.group) if finite else None
+        return Arrow.of(J, len(candidate.c), target, problem.group) if finite else None
     factors: list[Array] = []
-    for rows, J in derivatives(problem, law, P, root):
+    for rows, J in derivatives(problem, candidate, P, root):
         A = np.column_stack([J, target[rows]])
         if not np.isfinite(A).all():
             return None
@@ -550,35 +557,35 @@ def _equations(
     if not np.isfinite(R).all():
         return None
     length = lengths(R)
-    return Dense(R / length, b, length, len(law.c))
+    return Dense(R / length, b, length, len(candidate.c))
 
 
-def _of_block(problem: Data, law: Sum, P: Array | None, root: Array | None) -> Array:
+def _of_block(problem: Data, candidate: Sum, P: Array | None, root: Array | None) -> Array:
     """`jacobian` of rows that are one block."""
-    [(_, J)] = derivatives(problem, law, P, root)
+    [(_, J)] = derivatives(problem, candidate, P, root)
     return J
 
 
-def may_err(problem: Data, law: Sum) -> bool:
-    """Return whether a law has fewer parameters than there are rows that differ.
+def may_err(problem: Data, candidate: Sum) -> bool:
+    """Return whether an equation has fewer parameters than there are rows that differ.
 
     With as many it may pass through all of them. Where all columns have two values, every function
-    of them is such a law, and rows that are there again tell its errors.
+    of them is such an equation, and rows that are there again tell its errors.
     """
     again = problem.coded.all() and problem.rows > problem.different
-    return law.parameters < problem.different + again
+    return candidate.parameters < problem.different + again
 
 
 def left_out(
-    problem: Data, law: Sum, r: Array, P: Array | None = None, root: Array | None = None
+    problem: Data, candidate: Sum, r: Array, P: Array | None = None, root: Array | None = None
 ) -> tuple[Array, Array]:
     """The weighted leave-one-out errors, to first order, and the variances for `criterion`.
 
-    r: the weighted residuals. The errors are infinite where there are too few rows. A law that
-    passes through a row has no error there; without the row it would be another one, but hardly
-    worse than a constant.
+    r: the weighted residuals. The errors are infinite where there are too few rows. An equation
+    that passes through a row has no error there; without the row it would be another one, but
+    hardly worse than a constant.
     """
-    told = _leverages(problem, law, P, root) if may_err(problem, law) else None
+    told = _leverages(problem, candidate, P, root) if may_err(problem, candidate) else None
     if told is None:
         return np.full(problem.rows, math.inf), np.empty(0)
     h, variances = told
@@ -590,14 +597,14 @@ def left_out(
 
 
 def decisive_errors(
-    problem: Data, law: Sum, r: Array, P: Array | None = None, root: Array | None = None
+    problem: Data, candidate: Sum, r: Array, P: Array | None = None, root: Array | None = None
 ) -> tuple[Array, Array]:
     """The errors that decide, and the variances: those of `left_out`, unless there are groups.
 
     Of groups they are ``r / sqrt(1 - h)``, which have the same variance in all rows. A group has
     few rows, and single ones with a leverage near 1 would decide with their leave-one-out errors.
     """
-    errors, variances = left_out(problem, law, r, P, root)
+    errors, variances = left_out(problem, candidate, r, P, root)
     if problem.group is None or problem.group[-1] == 0:
         return errors, variances
     with np.errstate(invalid="ignore"):
@@ -605,18 +612,18 @@ def decisive_errors(
 
 
 def _leverages(
-    problem: Data, law: Sum, P: Array | None, root: Array | None
+    problem: Data, candidate: Sum, P: Array | None, root: Array | None
 ) -> tuple[Array, Array] | None:
     """The leverages ``[N]``, and the variances; None where derivatives are not finite."""
-    K = len(law.c)
+    K = len(candidate.c)
     if problem.group is not None:
-        J = _of_block(problem, law, P, root)
+        J = _of_block(problem, candidate, P, root)
         if not np.isfinite(J).all():
             return None
         return Arrow.of(J, K, np.zeros(len(J)), problem.group).leverage()
     single = isinstance(problem, Problem)
-    parts = list(derivatives(problem, law, P, root)) if single else []
-    factors = [triangle(J) for _, J in parts or derivatives(problem, law, P, root)]
+    parts = list(derivatives(problem, candidate, P, root)) if single else []
+    factors = [triangle(J) for _, J in parts or derivatives(problem, candidate, P, root)]
     stacked = np.concatenate(factors)
     if not np.isfinite(stacked).all():
         return None
@@ -625,7 +632,7 @@ def _leverages(
     size = np.abs(np.diag(R)) / length
     basis, h, begin = inner[:, size > 1e-10], np.empty(problem.rows), 0
     # Blocks are computed again: memory for all J and Q would grow with the rows.
-    blocks = parts or derivatives(problem, law, P, root)
+    blocks = parts or derivatives(problem, candidate, P, root)
     for (rows, J), factor in zip(blocks, factors, strict=True):
         Q = np.linalg.qr(J)[0]
         h[rows] = ((Q @ basis[begin : begin + len(factor)]) ** 2).sum(1)
@@ -642,27 +649,27 @@ def _variances(size: Array, length: Array) -> Array:
     return variances
 
 
-def _constants(problem: Data, law: Sum) -> Array:
+def _constants(problem: Data, candidate: Sum) -> Array:
     """The coefficients whose bounds are one number: their indices."""
     if problem.limits is None:
         return np.zeros(0, dtype=int)
-    limits = problem.limits.of_terms(law.u, law.parity, problem.below)
+    limits = problem.limits.of_terms(candidate.u, candidate.parity, problem.below)
     return np.flatnonzero(limits.low == limits.high)
 
 
-def covariance(problem: Data, law: Sum) -> Array:
+def covariance(problem: Data, candidate: Sum) -> Array:
     """``(J^T J)^-1`` of c and the free exponents: the covariance over the errors' variance.
 
     Of groups it is ``[G, K + free, K + free]``. It is 0 for coefficients that have one value, and
     infinite for parameters of which the rows tell combinations alone.
     """
-    constants = _constants(problem, law)
+    constants = _constants(problem, candidate)
     if problem.group is not None:
-        J = _of_block(problem, law, None, None)
+        J = _of_block(problem, candidate, None, None)
         J[:, constants] = 0.0
-        C = Arrow.of(J, len(law.c), np.zeros(len(J)), problem.group).covariance()
+        C = Arrow.of(J, len(candidate.c), np.zeros(len(J)), problem.group).covariance()
     else:
-        R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, law)]))
+        R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, candidate)]))
         if not np.isfinite(R).all():
             return np.full((R.shape[1],) * 2, math.inf)
         R[:, constants] = 0.0
@@ -695,26 +702,28 @@ def simple_near(problem: Data, rules: Rules, value: float, i: int, parity: float
     return [o for o in dict.fromkeys(values) if problem.low[i] <= o <= problem.high[i]]
 
 
-def simplified(problem: Data, law: Sum, rules: Rules) -> Sum:
+def simplified(problem: Data, candidate: Sum, rules: Rules) -> Sum:
     """The sum with simple exponents where this lowers the criterion.
 
     Inputs of both signs always have integer exponents.
     """
-    law = refit(problem, _fewer_than_rows(problem, law), rules.loss)
-    forced = problem.signed[None, :] & law.free
+    candidate = refit(problem, _fewer_than_rows(problem, candidate), rules.loss)
+    forced = problem.signed[None, :] & candidate.free
     if forced.any():
-        u = law.u.copy()
+        u = candidate.u.copy()
         for k, i in np.argwhere(forced):
-            parity = law.parity[k, i]
+            parity = candidate.parity[k, i]
             u[k, i] = (simple_near(problem, rules, u[k, i], i, parity) or [parity])[0]
-        law = refit(problem, replace(law, u=u, free=law.free & ~forced), rules.loss)
-    if rules.exponents == "real" or not math.isfinite(law.rss):
-        return law
-    best = law
+        candidate = refit(
+            problem, replace(candidate, u=u, free=candidate.free & ~forced), rules.loss
+        )
+    if rules.exponents == "real" or not math.isfinite(candidate.rss):
+        return candidate
+    best = candidate
     for q in rules.denominators:  # all exponents together
-        u = np.clip(np.round(law.u * q) / q, problem.low, problem.high)
-        near = law.free & (np.abs(u - law.u) < 0.3 / q)
-        rounded = replace(law, u=np.where(near, u, law.u), free=law.free & ~near)
+        u = np.clip(np.round(candidate.u * q) / q, problem.low, problem.high)
+        near = candidate.free & (np.abs(u - candidate.u) < 0.3 / q)
+        rounded = replace(candidate, u=np.where(near, u, candidate.u), free=candidate.free & ~near)
         rounded = refit(problem, rounded, rules.loss, 8)
         best = rounded if rounded.cost < best.cost else best
     for _ in range(4):
@@ -733,38 +742,40 @@ def simplified(problem: Data, law: Sum, rules: Rules) -> Sum:
     return best
 
 
-def reconsidered(problem: Data, law: Sum, rules: Rules) -> Sum:
+def reconsidered(problem: Data, candidate: Sum, rules: Rules) -> Sum:
     """The sum, with other exponents where these rows tell them from the simple ones.
 
     The rows are more than those that chose the exponents.
     """
-    free = law.free | ((np.abs(law.u) > ZERO) & ~problem.signed)
+    free = candidate.free | ((np.abs(candidate.u) > ZERO) & ~problem.signed)
     free[: problem.fixed] = False
-    if rules.exponents == "integer" or (free == law.free).all():
-        return law
-    freed = refit(problem, replace(law, free=free), rules.loss, 6)
+    if rules.exponents == "integer" or (free == candidate.free).all():
+        return candidate
+    freed = refit(problem, replace(candidate, free=free), rules.loss, 6)
     if not math.isfinite(freed.cost):
-        return law
+        return candidate
     rounded = _with(freed, _plan(problem, freed, rules))
     u, free = rounded.u, rounded.free
-    unchanged = (free == law.free).all() and (u[~free] == law.u[~free]).all()
-    rounded = law if unchanged else refit(problem, rounded, rules.loss)
-    return min((law, freed, rounded), key=lambda candidate: candidate.cost)
+    unchanged = (free == candidate.free).all() and (u[~free] == candidate.u[~free]).all()
+    rounded = candidate if unchanged else refit(problem, rounded, rules.loss)
+    return min((candidate, freed, rounded), key=lambda fitted: fitted.cost)
 
 
-def neighbours(problem: Data, law: Sum, rules: Rules) -> list[Sum]:
+def neighbours(problem: Data, candidate: Sum, rules: Rules) -> list[Sum]:
     """The sum with one exponent changed to a simple one nearby, for each exponent other than 0.
 
     Where nothing tells a free exponent, any is as good: the simplest are tried.
     """
-    laws = []
-    untold = np.zeros(law.u.shape, dtype=bool)
-    C = covariance(problem, law)
-    untold[law.free] = np.isinf(C.reshape(-1, *C.shape[-2:])[0].diagonal()[len(law.c) :])
-    for k, i in np.argwhere(np.abs(law.u) > ZERO):
+    candidates = []
+    untold = np.zeros(candidate.u.shape, dtype=bool)
+    C = covariance(problem, candidate)
+    untold[candidate.free] = np.isinf(
+        C.reshape(-1, *C.shape[-2:])[0].diagonal()[len(candidate.c) :]
+    )
+    for k, i in np.argwhere(np.abs(candidate.u) > ZERO):
         if k < problem.fixed:
             continue
-        value, parity = float(law.u[k, i]), float(law.parity[k, i])
+        value, parity = float(candidate.u[k, i]), float(candidate.parity[k, i])
         near = [0.0] if not (problem.mixed[i] and parity) else []
         near = [zero for zero in near if problem.low[i] <= zero <= problem.high[i]]
         for shift in (-STEP, 0.0, STEP):
@@ -772,64 +783,67 @@ def neighbours(problem: Data, law: Sum, rules: Rules) -> list[Sum]:
         for shift in (-2.0, -1.0, 1.0, 2.0) if untold[k, i] else ():
             near += simple_near(problem, rules, parity + shift, i, parity)
         for exponent in dict.fromkeys(near):
-            if exponent != value or law.free[k, i]:
-                laws.append(refit(problem, _with(law, [(k, i, exponent)]), rules.loss, 8))
-    return [neighbour for neighbour in laws if math.isfinite(neighbour.cost)]
+            if exponent != value or candidate.free[k, i]:
+                candidates.append(
+                    refit(problem, _with(candidate, [(k, i, exponent)]), rules.loss, 8)
+                )
+    return [neighbour for neighbour in candidates if math.isfinite(neighbour.cost)]
 
 
-def _with(law: Sum, plan: list[tuple[int, int, float]]) -> Sum:
+def _with(candidate: Sum, plan: list[tuple[int, int, float]]) -> Sum:
     """The sum with the exponents of a plan, which are no longer free."""
-    u, free = law.u.copy(), law.free.copy()
+    u, free = candidate.u.copy(), candidate.free.copy()
     for k, i, exponent in plan:
         u[k, i], free[k, i] = exponent, False
-    return replace(law, u=u, free=free)
+    return replace(candidate, u=u, free=free)
 
 
-def _fewer_than_rows(problem: Data, law: Sum) -> Sum:
+def _fewer_than_rows(problem: Data, candidate: Sum) -> Sum:
     """The sum with fewer parameters than different rows: the smallest exponents become 0.
 
     With as many parameters every error is 0, and none can be estimated.
     """
-    limit = max(0, problem.different - law.c.size - 1)
-    if law.free.sum() <= limit:
-        return law
-    order = np.argsort(-np.abs(np.where(law.free, law.u, 0)), axis=None, kind="stable")
-    free = np.zeros_like(law.free)
+    limit = max(0, problem.different - candidate.c.size - 1)
+    if candidate.free.sum() <= limit:
+        return candidate
+    order = np.argsort(-np.abs(np.where(candidate.free, candidate.u, 0)), axis=None, kind="stable")
+    free = np.zeros_like(candidate.free)
     free.flat[order[:limit]] = True
-    free &= law.free
-    zero = law.free & ~free
+    free &= candidate.free
+    zero = candidate.free & ~free
     nearest = np.clip(0.0, problem.low, problem.high)
-    u, parity = np.where(zero, nearest, law.u), np.where(zero, 0.0, law.parity)
-    return replace(law, u=u, parity=parity, free=free)
+    u, parity = np.where(zero, nearest, candidate.u), np.where(zero, 0.0, candidate.parity)
+    return replace(candidate, u=u, parity=parity, free=free)
 
 
-def _plan(problem: Data, law: Sum, rules: Rules) -> list[tuple[int, int, float]]:
+def _plan(problem: Data, candidate: Sum, rules: Rules) -> list[tuple[int, int, float]]:
     """Exponents ``(term, input, value)`` to set, in order, by a quadratic approximation.
 
     The squared error is approximated around its minimum: setting a parameter that is d from its
     value raises it by ``d**2 / C_jj``, and moves the others by their covariance with it.
     """
-    k, i = np.nonzero(law.free)
-    K, n = len(law.c), problem.exponents.inputs
+    k, i = np.nonzero(candidate.free)
+    K, n = len(candidate.c), problem.exponents.inputs
     if not len(k):
         return []
-    C = covariance(problem, law)[..., K:, K:]
+    C = covariance(problem, candidate)[..., K:, K:]
     C = C if C.ndim == 2 else C[0]  # exponents are those of all groups
     untold = np.flatnonzero(np.isinf(np.diag(C)))
     if len(untold):  # any value is as good
         j = int(untold[0])
-        parity = float(law.parity[k[j], i[j]])
-        near = simple_near(problem, rules, float(law.u[k[j], i[j]]), int(i[j]), parity)
+        parity = float(candidate.parity[k[j], i[j]])
+        near = simple_near(problem, rules, float(candidate.u[k[j], i[j]]), int(i[j]), parity)
         return [(int(k[j]), int(i[j]), min(near, key=exponent_nats))] if near else []
     lost = LOST * np.diag(C)
-    values, remaining, rss = law.u[k, i].copy(), list(range(len(k))), law.rss
+    values, remaining, rss = candidate.u[k, i].copy(), list(range(len(k))), candidate.rss
     plan: list[tuple[int, int, float]] = []
-    growth = law.press / max(law.rss, 1e-300)  # leave-one-out errors, taken to grow in proportion
+    # Leave-one-out errors are taken to grow in proportion.
+    growth = candidate.press / max(candidate.rss, 1e-300)
     while remaining := [j for j in remaining if C[j, j] > lost[j]]:
         best: tuple[float, int, float, float] | None = None
         nats = freedom(problem, [C[j, j] for j in remaining], rss * growth)
         for j, free in zip(remaining, nats, strict=True):
-            parity = float(law.parity[k[j], i[j]])
+            parity = float(candidate.parity[k[j], i[j]])
             for exponent in simple_near(problem, rules, float(values[j]), int(i[j]), parity):
                 error = rss + (values[j] - exponent) ** 2 / max(C[j, j], 1e-300)
                 described = 2 * exponent_nats(exponent, n)

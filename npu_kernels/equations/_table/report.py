@@ -10,7 +10,7 @@ import numpy as np
 from npu_kernels._common import display
 from npu_kernels.equations._equation import Equation
 from npu_kernels.equations._table.forms import TELL
-from npu_kernels.equations._table.output import Laws
+from npu_kernels.equations._table.output import SearchResult
 
 MAX_NAMED = 3  # alternatives in a report
 LITTLE = 0.7  # of y's standard deviation: an equation with a larger error explains less than half
@@ -37,7 +37,7 @@ class EquationTable(list[Equation]):
     laws: the result of a search.
     """
 
-    def __init__(self, laws: Laws) -> None:
+    def __init__(self, laws: SearchResult) -> None:
         super().__init__(laws.equations)
         self.best_index, self.alternatives = laws.best_index, laws.alternatives
         self.noise, self.complete, self.notes = laws.noise, laws.complete, laws.notes
@@ -46,7 +46,7 @@ class EquationTable(list[Equation]):
     def __reduce__(self) -> tuple[Any, ...]:
         parts = self.best_index, self.alternatives, self.noise, self.complete, self.notes
         return type(self), (
-            Laws(list(self), *parts, outliers=self.outliers, weighted=self._weighted),
+            SearchResult(list(self), *parts, outliers=self.outliers, weighted=self._weighted),
         )
 
     def _rows(self) -> list[tuple[str, ...]]:

@@ -101,13 +101,13 @@ class Steps:
         """Return the sums that `compute` gives."""
         if self._work is None:
             return compute()
-        steps = self._work(self._key(), lambda: [_packed(law) for law in compute()])
+        steps = self._work(self._key(), lambda: [_packed(candidate) for candidate in compute()])
         return [_unpacked(parts) for parts in steps]
 
     def sum(self, compute: Callable[[], Sum]) -> Sum:
         """Return the sum that `compute` gives."""
-        [law] = self.sums(lambda: [compute()])
-        return law
+        [candidate] = self.sums(lambda: [compute()])
+        return candidate
 
     def _key(self) -> str:
         """Return the key of the next step."""
@@ -115,11 +115,11 @@ class Steps:
         return f"{self._output}.{self._made - 1}"
 
 
-def _packed(law: Sum) -> list[Any]:
+def _packed(candidate: Sum) -> list[Any]:
     """A sum in tensors and numbers; each has its own memory."""
     return [
         torch.from_numpy(part.copy()) if isinstance(part, np.ndarray) else float(part)
-        for part in astuple(law)
+        for part in astuple(candidate)
     ]
 
 
@@ -138,7 +138,7 @@ MORE_ROWS = 3000  # rows to which the best sums are fitted
 ROWS_OF_GROUP = 12  # of each group, as far as it has them, among both of these
 BEAM = 6  # sums to which a term is added
 SIMPLE_PAIRS = 16  # of simple products, among which the criterion chooses
-FEW_TERMS = 4  # of an exact law that is no approximation
+FEW_TERMS = 4  # of an exact equation that is no approximation
 SIMPLIFIED = 4  # sums of one number of terms whose exponents are made simple
 ITERATIONS = 40  # of a batch of starts
 HALVINGS = (6, 12, 20)  # iterations after which only the better half continues
@@ -170,10 +170,10 @@ class Candidates:
     complete: bool = True
     near: list[tuple[Problem, Sum]] = field(default_factory=list)  # simple sums close to the best
 
-    def add(self, problem: Problem, law: Sum) -> None:
-        key = (form(problem), len(law.c))
-        if law.cost < (self.sums[key][1].cost if key in self.sums else math.inf):
-            self.sums[key] = (problem, law)
+    def add(self, problem: Problem, candidate: Sum) -> None:
+        key = (form(problem), len(candidate.c))
+        if candidate.cost < (self.sums[key][1].cost if key in self.sums else math.inf):
+            self.sums[key] = (problem, candidate)
 
     def best(self) -> tuple[Problem, Sum] | None:
         return min(self.sums.values(), key=lambda pair: pair[1].cost, default=None)
@@ -184,15 +184,19 @@ class Candidates:
 
     def shortest_exact(self) -> int:
         """The number of terms of the shortest exact sum; 0 if there is none."""
-        exact = (len(law.c) for problem, law in self.sums.values() if is_exact(problem, law))
+        exact = (
+            len(candidate.c)
+            for problem, candidate in self.sums.values()
+            if is_exact(problem, candidate)
+        )
         return min(exact, default=0)
 
     def may_be_shorter(self, power: float) -> bool:
-        """Whether a law for this power of y may be shorter than the exact ones.
+        """Whether an equation for this power of y may be shorter than the exact ones.
 
-        An exact law of few terms with simple exponents approximates no other function. Its terms
-        are fewer for another power only if it is a square, or another whole power, of a sum. A
-        ratio of so few terms is none.
+        An exact equation of few terms with simple exponents approximates no other function. Its
+        terms are fewer for another power only if it is a square, or another whole power, of a sum.
+        A ratio of so few terms is none.
         """
         exact = [pair for pair in self.sums.values() if is_exact(*pair)]
         few = [pair for pair in exact if len(pair[1].c) <= FEW_TERMS and pair[1].is_simple]
@@ -207,12 +211,12 @@ class Candidates:
         best = self.best()
         if best is None:
             return 0.0
-        problem, law = best
-        residuals = problem.predict(law.u, law.parity, law.c)[1]
-        used = (law.u != 0).any(0)
+        problem, candidate = best
+        residuals = problem.predict(candidate.u, candidate.parity, candidate.c)[1]
+        used = (candidate.u != 0).any(0)
         try:
             likeness = max(alike(problem.logs[:, c], residuals) for c in (used, slice(None)))
-            return max(likeness, refine.pattern_of(problem, law, problem.logs))
+            return max(likeness, refine.pattern_of(problem, candidate, problem.logs))
         except KeyboardInterrupt:
             self.complete = False
             return 0.0
@@ -226,11 +230,14 @@ class Candidates:
         best = self.best()
         if best is None or self.exact():
             return False
-        problem, law = best
-        close = law.rss < ROUGH_ERROR**2 * problem.size
-        close &= bool((np.abs(law.u) < BOUND).all())
+        problem, candidate = best
+        close = candidate.rss < ROUGH_ERROR**2 * problem.size
+        close &= bool((np.abs(candidate.u) < BOUND).all())
         simple = (
-            close and not law.free.any() and len(law.c) == 1 and (form(problem), 2) in self.sums
+            close
+            and not candidate.free.any()
+            and len(candidate.c) == 1
+            and (form(problem), 2) in self.sums
         )
         return simple and not self.structure()
 
@@ -240,9 +247,9 @@ def form(problem: Problem | AllRows) -> Form:
     return problem.function, problem.power, problem.below
 
 
-def is_exact(problem: Problem | AllRows, law: Sum) -> bool:
+def is_exact(problem: Problem | AllRows, candidate: Sum) -> bool:
     """Whether the residuals are those of rounding, where there are rows to tell it."""
-    return law.rss <= problem.exact and refine.may_err(problem, law)
+    return candidate.rss <= problem.exact and refine.may_err(problem, candidate)
 
 
 def search_on(
@@ -284,7 +291,7 @@ def search(
     try:
         for power in powers:
             shortest = candidates.shortest_exact()
-            if shortest and output.function is None:  # only a shorter law is better
+            if shortest and output.function is None:  # only a shorter equation is better
                 settings = replace(settings, max_terms=min(settings.max_terms, shortest - 1))
             end = settings.max_terms < 2 if shortest else candidates.settled()
             if end and output.function is None:
@@ -340,18 +347,18 @@ def _one_power(
             continue
         distinct = _distinct(beam, count, fixed)
         sums = steps.sums(partial(_simplified, more, distinct, rules))
-        if not fixed and not any(is_exact(more, law) for law in sums):
+        if not fixed and not any(is_exact(more, candidate) for candidate in sums):
             simple = steps.sums(partial(_of_simple, more, library, terms, simple, rules))
             sums += simple
-            candidates.near += [(more, law) for law in simple[1:]]
+            candidates.near += [(more, candidate) for candidate in simple[1:]]
         if not sums and more.limits is not None and len(more.limits.barred):
             sums = steps.sums(partial(_of_library, more, library, terms, rules))
         if not sums:
             break
-        best_sum = min(sums, key=lambda law: law.cost)
-        for law in [*sums, *steps.sums(partial(_shortened, more, best_sum, rules))]:
-            candidates.add(more, law)
-        errors.append(min(law.rss for law in sums))
+        best_sum = min(sums, key=lambda candidate: candidate.cost)
+        for candidate in [*sums, *steps.sums(partial(_shortened, more, best_sum, rules))]:
+            candidates.add(more, candidate)
+        errors.append(min(candidate.rss for candidate in sums))
         cost = best_sum.cost
         if settings.show is not None:
             name = f"power {data.power:g}" if data.function is None else data.function.name
@@ -359,7 +366,7 @@ def _one_power(
         worse = worse + 1 if cost > best else 0
         rough = errors[-1] > ROUGH_ERROR**2 * more.size
         if (worse > rough and not (patient or more.coded.all())) or any(
-            is_exact(more, law) for law in sums
+            is_exact(more, candidate) for candidate in sums
         ):
             break
         if reference and errors[-1] > POWER_ERRORS * reference[min(terms, len(reference)) - 1]:
@@ -386,14 +393,14 @@ def chosen_rows(data: AllRows, training: Array, seed: int) -> tuple[Problem, Pro
 
 def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:
     """The sums with simple exponents and finite errors; none behind an exact sum."""
-    laws: list[Sum] = []
-    for law in sums:
-        simple = refine.simplified(problem, law, rules)
+    candidates: list[Sum] = []
+    for candidate in sums:
+        simple = refine.simplified(problem, candidate, rules)
         if math.isfinite(simple.cost):
-            laws.append(simple)
+            candidates.append(simple)
         if is_exact(problem, simple) and not simple.free.any():
             break
-    return laws
+    return candidates
 
 
 def _of_simple(
@@ -402,8 +409,8 @@ def _of_simple(
     """Sums of products of the library, the best first; the criterion chooses among many of them.
 
     Their exponents are simple from the beginning, unless none shall be. Many sums with free
-    exponents fit nearly as well as the law where errors or a constant are large, and simple ones
-    near them are no longer the law. A logarithm is near to powers that cancel.
+    exponents fit nearly as well as the equation where errors or a constant are large, and simple
+    ones near them are no longer the equation. A logarithm is near to powers that cancel.
 
     shorter: such sums with one term less, to which products are added.
     """
@@ -416,18 +423,28 @@ def _of_simple(
 
     for chosen in sets:
         add(library.u[list(chosen)], library.parity[list(chosen)])
-    for law in shorter[:SIMPLIFIED] if terms > 2 else []:
-        A = library.terms(law.u, law.parity)
+    for candidate in shorter[:SIMPLIFIED] if terms > 2 else []:
+        A = library.terms(candidate.u, candidate.parity)
         for k in library.best(library.remainder(A), A, SIMPLIFIED):
-            add(np.vstack([law.u, library.u[k]]), np.vstack([law.parity, library.parity[k]]))
-    laws: list[Sum] = []
+            add(
+                np.vstack([candidate.u, library.u[k]]),
+                np.vstack([candidate.parity, library.parity[k]]),
+            )
+    candidates: list[Sum] = []
     for u, parity in products.values():
         free = (u != 0) & ~problem.signed & (rules.exponents == "real")
         c = library.coefficients(library.terms(u, parity))
-        laws.append(refine.refit(problem, Sum(u, parity, free, c), rules.loss, 4))
-    laws = sorted(laws, key=lambda law: law.cost)[:SIMPLIFIED]
-    laws = [refine.refit(problem, law, rules.loss) for law in laws if math.isfinite(law.cost)]
-    return sorted((law for law in laws if math.isfinite(law.cost)), key=lambda law: law.cost)
+        candidates.append(refine.refit(problem, Sum(u, parity, free, c), rules.loss, 4))
+    candidates = sorted(candidates, key=lambda candidate: candidate.cost)[:SIMPLIFIED]
+    candidates = [
+        refine.refit(problem, candidate, rules.loss)
+        for candidate in candidates
+        if math.isfinite(candidate.cost)
+    ]
+    return sorted(
+        (candidate for candidate in candidates if math.isfinite(candidate.cost)),
+        key=lambda candidate: candidate.cost,
+    )
 
 
 def _of_library(problem: Problem, library: Library, terms: int, rules: Rules) -> list[Sum]:
@@ -437,26 +454,26 @@ def _of_library(problem: Problem, library: Library, terms: int, rules: Rules) ->
     """
     limits = problem.limits
     assert limits is not None
-    laws: list[Sum] = []
+    candidates: list[Sum] = []
     for chosen in library.sets(terms - problem.fixed, BEAM, limits.u, limits.parity):
         u = np.vstack([limits.u, library.u[list(chosen)]])
         parity = np.vstack([limits.parity, library.parity[list(chosen)]])
         c = library.coefficients(library.terms(u, parity))
-        law = Sum(u, parity, np.zeros(u.shape, dtype=bool), c)
-        laws.append(refine.refit(problem, law, rules.loss))
-    return [law for law in laws if math.isfinite(law.cost)]
+        candidate = Sum(u, parity, np.zeros(u.shape, dtype=bool), c)
+        candidates.append(refine.refit(problem, candidate, rules.loss))
+    return [candidate for candidate in candidates if math.isfinite(candidate.cost)]
 
 
-def _shortened(problem: Problem, law: Sum, rules: Rules) -> list[Sum]:
+def _shortened(problem: Problem, candidate: Sum, rules: Rules) -> list[Sum]:
     """A sum without each of its terms: the search for fewer terms may have missed it."""
-    laws: list[Sum] = []
-    for removed in range(problem.fixed, len(law.c)) if len(law.c) > 1 else ():
-        stay = np.arange(len(law.c)) != removed
-        short = refine.refit(problem, law.take(stay), rules.loss)
-        if math.isfinite(short.cost) and short.rss < 2 * law.rss:
+    candidates: list[Sum] = []
+    for removed in range(problem.fixed, len(candidate.c)) if len(candidate.c) > 1 else ():
+        stay = np.arange(len(candidate.c)) != removed
+        short = refine.refit(problem, candidate.take(stay), rules.loss)
+        if math.isfinite(short.cost) and short.rss < 2 * candidate.rss:
             free = (short.u != 0) & (np.arange(len(short.c)) >= problem.fixed)[:, None]
-            laws.append(refine.simplified(problem, replace(short, free=free), rules))
-    return [short for short in laws if math.isfinite(short.cost)]
+            candidates.append(refine.simplified(problem, replace(short, free=free), rules))
+    return [short for short in candidates if math.isfinite(short.cost)]
 
 
 def _fitted(
@@ -534,10 +551,10 @@ def _beside(
 
 def _distinct(points: Points, count: int, fixed: int) -> list[Sum]:
     """The best sums whose errors differ, at most `count`. fixed: terms whose exponents stay."""
-    laws: list[Sum] = []
+    candidates: list[Sum] = []
     seen: list[float] = []
     for j, error in enumerate(points.rss.tolist()):
-        if len(laws) == count:
+        if len(candidates) == count:
             break
         if not math.isfinite(error) or any(abs(error / max(s, 1e-300) - 1) < 1e-5 for s in seen):
             continue
@@ -545,5 +562,5 @@ def _distinct(points: Points, count: int, fixed: int) -> list[Sum]:
         u, parity, c = (part[j].numpy().copy() for part in (points.u, points.parity, points.c))
         free = np.ones(u.shape, dtype=bool)
         free[:fixed] = False
-        laws.append(Sum(u, parity, free, c))
-    return laws
+        candidates.append(Sum(u, parity, free, c))
+    return candidates

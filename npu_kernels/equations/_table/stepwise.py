@@ -1,4 +1,4 @@
-"""Sums for a table without a law: terms are added one by one, and held-out errors say how many.
+"""Sums for a table without an equation: terms are added one by one, as long as they predict.
 
 The products are simple ones of one input, and of two. They are compared at three levels: the inputs
 themselves, their simple powers, and products of two inputs. All is computed from the products' Gram
@@ -23,7 +23,7 @@ from npu_kernels.equations._table.doubts import copied
 from npu_kernels.equations._table.estimates import Rows, equation_of
 from npu_kernels.equations._table.output import (
     POWERS_NEED,
-    Laws,
+    SearchResult,
     beyond_notes,
     in_proportion,
     measured,
@@ -41,7 +41,9 @@ INDEPENDENT = 1e-8  # share of a column's square that the others have to leave
 EXCHANGES = 3  # rounds in which every term may be replaced
 
 
-def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+def find_equations(
+    rows: Rows, settings: Settings, powers: tuple[float, ...] | None
+) -> SearchResult:
     """Return the equations of one output, and the one with the least held-out error.
 
     powers: of y, of which the first is taken; None: y itself.
@@ -59,13 +61,14 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
         rule = "no sum of simple products could be fitted"
         raise ValueError(f"NPURegressor: {rule} to {rows.output}; {POWERS_NEED}")
     equations = [
-        equation_of(rows, data, law, math.sqrt(error), data.rows, kind) for law, error in fits
+        equation_of(rows, data, candidate, math.sqrt(error), data.rows, kind)
+        for candidate, error in fits
     ]
     chosen = int(np.argmin([equation.holdout_nrmse for equation in equations]))
     copies = copied(rows)
     notes = (*rows.notes, *beyond_notes(equations[chosen]), *([copies] if copies else []))
     inflation = np.ones(len(rows.y))
-    return Laws(equations, chosen, [], kind, True, notes, inflation, weighted=rows.weighted)
+    return SearchResult(equations, chosen, [], kind, True, notes, inflation, weighted=rows.weighted)
 
 
 def sums(data: AllRows, settings: Settings) -> list[tuple[Sum, float]]:
@@ -82,18 +85,20 @@ def sums(data: AllRows, settings: Settings) -> list[tuple[Sum, float]]:
         if best and is_exact(data, best[-1][0]):
             break
         if level == 2 and len(inputs) > MAX_INPUTS_OF_PAIRS:
-            inputs = np.flatnonzero(np.any([(law.u != 0).any(0) for law, _ in best], axis=0))
+            inputs = np.flatnonzero(
+                np.any([(candidate.u != 0).any(0) for candidate, _ in best], axis=0)
+            )
         library = Library(rows, generator, _lattice(rows, settings.rules, level, inputs))
         if not len(library.u):  # units leave the excluded products only
             continue
-        laws_of_level = _of_level(data, rows, fold, library)
-        if laws_of_level and (not best or _lowest(laws_of_level) < _lowest(best)):
-            best = laws_of_level
+        candidates_of_level = _of_level(data, rows, fold, library)
+        if candidates_of_level and (not best or _lowest(candidates_of_level) < _lowest(best)):
+            best = candidates_of_level
     return best
 
 
-def _lowest(laws: list[tuple[Sum, float]]) -> float:
-    return min(error for _, error in laws)
+def _lowest(candidates: list[tuple[Sum, float]]) -> float:
+    return min(error for _, error in candidates)
 
 
 def _of_level(
@@ -120,32 +125,35 @@ def _of_level(
             index = [*chosen, -1]
             error = np.append(-c, 1.0) @ part[np.ix_(index, index)] @ np.append(-c, 1.0)
             squares.setdefault(len(chosen), []).append(max(float(error), 0.0))
-    laws = list[tuple[Sum, float]]()
+    candidates = list[tuple[Sum, float]]()
     for chosen in _chosen(total, begin, limit, bounds, fixed):
         u = library.u[chosen]
         c = _solved(total, chosen, bounds) / library.size[0, chosen]
-        law = Sum(u, library.parity[chosen], np.zeros(u.shape, dtype=bool), c)
-        law = refine.refit(data, law)
+        candidate = Sum(u, library.parity[chosen], np.zeros(u.shape, dtype=bool), c)
+        candidate = refine.refit(data, candidate)
         errors = squares.get(len(chosen), [])
-        if not math.isfinite(law.cost) or len(errors) < FOLDS:
+        if not math.isfinite(candidate.cost) or len(errors) < FOLDS:
             continue
         error = sum(errors) / (size or 1.0)
-        if is_exact(data, law):
-            law = _without_rounding(data, rows, law)
-            return [*(pair for pair in laws if len(pair[0].c) < len(law.c)), (law, error)]
-        laws.append((law, error))
-    return laws
+        if is_exact(data, candidate):
+            candidate = _without_rounding(data, rows, candidate)
+            return [
+                *(pair for pair in candidates if len(pair[0].c) < len(candidate.c)),
+                (candidate, error),
+            ]
+        candidates.append((candidate, error))
+    return candidates
 
 
-def _without_rounding(data: AllRows, rows: Problem, law: Sum) -> Sum:
+def _without_rounding(data: AllRows, rows: Problem, candidate: Sum) -> Sum:
     """The exact sum without terms that are no more than its error."""
-    products = rows.predict(law.u, law.parity, law.c)[2] * law.c
+    products = rows.predict(candidate.u, candidate.parity, candidate.c)[2] * candidate.c
     sizes = np.linalg.norm(products * rows.weight[:, None], axis=0)
     stay = sizes > math.sqrt(rows.exact)
     stay[: rows.fixed] = True
     stay[sizes.argmax()] = True
-    short = refine.refit(data, law.take(stay))
-    return short if is_exact(data, short) and math.isfinite(short.cost) else law
+    short = refine.refit(data, candidate.take(stay))
+    return short if is_exact(data, short) and math.isfinite(short.cost) else candidate
 
 
 def _lattice(problem: Problem, rules: Rules, level: int, inputs: Array) -> Array:
