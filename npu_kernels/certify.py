@@ -123,18 +123,18 @@ def _draw(layer: str, place: Place, sizes: tuple[int, int, int], **changes: Any)
     rows, in_features, out_features = sizes
     models = (changes["models"],) if changes.get("models") else ()
 
-    def uniform(low: float, high: float, *shape: int) -> Tensor:
+    def uniform(low: float, high: float, shape: tuple[int, ...]) -> Tensor:
         values = torch.rand((*models, *shape), generator=generator, dtype=torch.float64)
         return (values * (high - low) + low).to(place.device)
 
-    x = uniform(-2, 2, rows, in_features)
+    x = uniform(-2, 2, (rows, in_features))
     tensors: list[Tensor | None] = [x.sign() * x.abs().clamp(min=record.min_input)]
     lengths = {"O": out_features, "I": in_features, "J": 2 * in_features}
     for name, letters in record.weights.items():
         low, high = (-0.25, 1.25) if name == "gate" else record.sampled_within
         # Exponents shrink with the number of inputs, as by Glorot's rule: results stay finite.
         scale = min(1.0, 3 / in_features**0.5) if low <= -1 else 1.0
-        weight = scale * uniform(low, high, *(lengths[letter] for letter in letters))
+        weight = scale * uniform(low, high, tuple(lengths[letter] for letter in letters))
         tensors.append(None if name in changes.get("absent", ()) else weight)
     return _Call(tuple(tensors), dict(changes.get("options", record.calls[0])))
 

@@ -109,7 +109,7 @@ def npu(
         return y
     weights = weight_re, weight_im, gate
     if stands_in(x, weight_re):
-        return record(npu, x, *weights, eps=eps, gate_gradient=gate_gradient)
+        return record(npu, x, weights, eps=eps, gate_gradient=gate_gradient)
     return call("npu", compute.npu, x, weights, eps=eps, gate_gradient=gate_gradient, fused=True)
 
 
@@ -132,7 +132,7 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     if y is not NotImplemented:
         return y
     if stands_in(x, weight):
-        return record(nau, x, weight, clip=clip)
+        return record(nau, x, (weight,), clip=clip)
     return call("nau", reference.nau, x, (weight,), clip=clip)
 
 
@@ -157,7 +157,7 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     if y is not NotImplemented:
         return y
     if stands_in(x, weight):
-        return record(nmu, x, weight, clip=clip)
+        return record(nmu, x, (weight,), clip=clip)
     return call("nmu", compute.nmu_clipped if clip else compute.nmu, x, (weight,), fused=True)
 
 
@@ -203,7 +203,7 @@ def nmru(
     if y is not NotImplemented:
         return y
     if stands_in(x, weight):
-        return record(nmru, x, weight, eps=eps, clip=clip, sign=sign)
+        return record(nmru, x, (weight,), eps=eps, clip=clip, sign=sign)
     eps = check_positive("nmru", "eps", eps, getattr(x, "dtype", torch.float32))
     if sign != "product" and sign != "separate":  # quicker than a call
         check_choice("nmru", "sign", sign, ("product", "separate"))
@@ -230,7 +230,7 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
     if y is not NotImplemented:
         return y
     if stands_in(x, weight):
-        return record(nac, x, weight, mask)
+        return record(nac, x, (weight, mask))
     return call("nac", reference.nac, x, (weight, mask))
 
 
@@ -264,12 +264,12 @@ def nalu(
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural
     Power Units".
     """
-    weights = weight, mask, gate_weight, gate_bias
-    y = by_fast_path(fast_path.nalu, x, *weights, eps)
+    y = by_fast_path(fast_path.nalu, x, weight, mask, gate_weight, gate_bias, eps)
     if y is not NotImplemented:
         return y
+    weights = weight, mask, gate_weight, gate_bias
     if stands_in(x, weight):
-        return record(nalu, x, *weights, eps=eps)
+        return record(nalu, x, weights, eps=eps)
     eps = check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
     return call("nalu", compute.nalu, x, weights, eps=eps, fused=True)
 
@@ -307,12 +307,14 @@ def inalu(
     Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI
     2020, in the form that the authors of "Neural Power Units" ran.
     """
-    weights = weight_add, mask_add, weight_mul, mask_mul, gate_weight
-    y = by_fast_path(fast_path.inalu, x, *weights, eps, omega)
+    y = by_fast_path(
+        fast_path.inalu, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega
+    )
     if y is not NotImplemented:
         return y
+    weights = weight_add, mask_add, weight_mul, mask_mul, gate_weight
     if stands_in(x, weight_add):
-        return record(inalu, x, *weights, eps=eps, omega=omega)
+        return record(inalu, x, weights, eps=eps, omega=omega)
     dtype = getattr(x, "dtype", torch.float32)
     eps = check_positive("inalu", "eps", eps, dtype)
     omega = check_positive("inalu", "omega", omega, dtype)

@@ -90,8 +90,15 @@ def apply_alone(function: type[Function], inputs: Sequence[Any]) -> Any:
         return super(Function, function).apply(*inputs)  # type: ignore[misc]
 
 
-def undifferentiated(operator: Any, arguments: Sequence[Any]) -> Any:
-    """Call an operator below autograd: the caller has a derivative of its own."""
+def undifferentiated(
+    operator: Any, arguments: Sequence[Any], formula: Callable[..., Any] | None = None
+) -> Any:
+    """Call an operator below autograd: the caller has a derivative of its own.
+
+    formula: called in its place where `use_backend` forces eager code.
+    """
+    if formula is not None and dispatch.forces_formulas():
+        return formula(*arguments)
     with contextlib.nullcontext() if is_compiling() else _below_autograd():
         return operator(*arguments)
 
@@ -228,11 +235,10 @@ class Derivative:
 
     def compute(self, arguments: tuple[Any, ...]) -> Any:
         """Call the backward operator, or its launcher where that needs no dispatcher of torch."""
-        if dispatch.forces_formulas():
-            return self.formula(*arguments)
-        if launcher := dispatch.launcher(self.backward_name, arguments[: 1 + self.operands]):
+        launcher = dispatch.launcher(self.backward_name, arguments[: 1 + self.operands])
+        if launcher and not dispatch.forces_formulas():
             return launcher.call(arguments)[0]
-        return undifferentiated(self.backward_operator, arguments)
+        return undifferentiated(self.backward_operator, arguments, self.formula)
 
     def second(
         self,
@@ -285,9 +291,8 @@ def _layer_steps(derivative: Derivative) -> Steps:
         ctx.options = inputs[derivative.operands :]
         ctx.choices = None if is_compiling() else dispatch.choices()
         arguments = inputs[: derivative.forward_inputs] + derivative.keep
-        if dispatch.forces_formulas():
-            return derivative.save(ctx, inputs, derivative.forward_formula(*arguments))
-        outputs = undifferentiated(derivative.forward_operator, arguments)
+        operator, formula = derivative.forward_operator, derivative.forward_formula
+        outputs = undifferentiated(operator, arguments, formula)
         return derivative.save(ctx, inputs, outputs)
 
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:

@@ -57,7 +57,8 @@ def _kernels(layer: ops.Layer) -> Callable[[tuple[Any, ...]], Any]:
         # What a program or a level of grad differentiates is the operator itself.
         in_grad = eager_only() and in_one_grad_level() and True not in inputs[forward_inputs:]
         if in_grad or is_exporting():
-            outputs = forward(*inputs[:forward_inputs], *keep)
+            arguments = inputs[:forward_inputs] + keep
+            outputs = forward(*arguments)
             return outputs[0] if keep else outputs
         if eager_only():
             if not transforms.fused(inputs[1:operands]):
@@ -132,17 +133,47 @@ def nmru(x: Tensor, weight: Tensor, *, eps: float, clip: bool, sign: str) -> Ten
     return reference.nmru(x, weight, eps=eps, clip=clip, sign=sign) if y is NotImplemented else y
 
 
-def nalu(*inputs: Tensor, eps: float) -> Tensor:
-    """Compute a Neural Arithmetic Logic Unit of x, weight, mask, gate_weight and gate_bias."""
-    y = _nalu((*inputs, eps))
-    return reference.nalu(*inputs, eps=eps) if y is NotImplemented else y
-
-
-def inalu(*inputs: Tensor, eps: float, omega: float) -> Tensor:
-    """Compute an Improved Neural Arithmetic Logic Unit of x and its five weights."""
-    y = _inalu((*inputs, eps, omega))
+def nalu(
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None,
+    *,
+    eps: float,
+) -> Tensor:
+    """Compute a Neural Arithmetic Logic Unit."""
+    y = _nalu((x, weight, mask, gate_weight, gate_bias, eps))
     if y is NotImplemented:
-        return reference.inalu(*inputs, eps=eps, omega=omega, product=_sign_product)
+        return reference.nalu(x, weight, mask, gate_weight, gate_bias, eps=eps)
+    return y
+
+
+def inalu(
+    x: Tensor,
+    weight_add: Tensor,
+    mask_add: Tensor,
+    weight_mul: Tensor,
+    mask_mul: Tensor,
+    gate_weight: Tensor,
+    *,
+    eps: float,
+    omega: float,
+) -> Tensor:
+    """Compute an Improved Neural Arithmetic Logic Unit."""
+    y = _inalu((x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega))
+    if y is NotImplemented:
+        return reference.inalu(
+            x,
+            weight_add,
+            mask_add,
+            weight_mul,
+            mask_mul,
+            gate_weight,
+            eps=eps,
+            omega=omega,
+            product=_sign_product,
+        )
     return y
 
 

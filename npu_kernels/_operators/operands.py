@@ -6,9 +6,9 @@ and give the messages of errors. The shapes are those of `ops.WEIGHTS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ from npu_kernels._common.checks import as_number, check_tensor
 from npu_kernels._operators import ops
 from npu_kernels._operators.autograd import HALVES, eager_only, in_float32, outside_of_transforms
 from npu_kernels._operators.dispatch import backend_for
-
-_Result = TypeVar("_Result")
 
 _INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
 _MEANING = {"I": "in_features", "J": "2 in_features", "O": "out_features"}
@@ -141,18 +139,21 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
         )
 
 
-def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Return the result of a check, hidden from `torch.jit.trace`.
+def unrecorded() -> AbstractContextManager[None]:
+    """Hide the checks in the block from `torch.jit.trace`.
 
     Tracing would record the sizes and warn about every comparison.
     """
-    if not is_tracing():
-        return check(*arguments)
+    return _paused_tracing() if is_tracing() else nullcontext()
+
+
+@contextmanager
+def _paused_tracing() -> Iterator[None]:
     state = torch._C._get_tracing_state()
     pause: Any = torch._C._set_tracing_state  # type: ignore[attr-defined]
     pause(None)
     try:
-        return check(*arguments)
+        yield
     finally:
         pause(state)
 
@@ -208,7 +209,8 @@ def _kernels_read_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast
             return False
         if set(dtypes) == {torch.float32} or (dtypes[0] in HALVES and dtypes[1] in HALVES):
             return False
-        unrecorded(check, layer, x, weights, True)
+        with unrecorded():
+            check(layer, x, weights, mixed=True)
     return outside_of_transforms((x, *weights)) is None
 
 
@@ -222,8 +224,11 @@ def stands_in(x: Any, weight: Any) -> bool:
     return has_torch_function((x, weight))
 
 
-def record(function: Callable[..., Tensor], *operands: Any, **options: Any) -> Tensor:
+def record(
+    function: Callable[..., Tensor], x: Any, weights: Sequence[Any], **options: Any
+) -> Tensor:
     """Return what an operand makes of the call that it takes over: a node of a graph."""
+    operands = (x, *weights)
     result: Tensor = handle_torch_function(function, operands, *operands, **options)
     return result
 
@@ -246,7 +251,8 @@ def call(
     """
     autocast, half = _any_autocast() and _autocasts(x), False
     if not autocast and not fits(x, weights, EXPECTED[layer]):
-        unrecorded(check, layer, x, weights)
+        with unrecorded():
+            check(layer, x, weights)
         half = x.dtype in HALVES
     if (autocast or half) and not (fused and _kernels_read_halves(layer, x, weights, autocast)):
         off = torch.autocast(x.device.type, enabled=False) if autocast else nullcontext()

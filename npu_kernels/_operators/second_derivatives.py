@@ -198,13 +198,28 @@ def by_kernel(
     operands: x, weight_re, weight_im, gate. saved: y and s. along: a direction in the operands;
     None is 0.
     """
+    x, weight_re, weight_im, gate = operands
+    y, s = saved
     along_x, along_re, along_im, along_gate = along
-    if operands[2] is not None and (along_re is None) != (along_im is None):
-        zeros = torch.zeros_like(operands[2])
+    if weight_im is not None and (along_re is None) != (along_im is None):
+        zeros = torch.zeros_like(weight_im)
         along_re, along_im = (zeros if v is None else v for v in (along_re, along_im))
-    directions = along_x, along_re, along_im, along_gate
-    tensors = (grad_y, *operands, *saved, *directions)
-    return ops.npu_second(*tensors, eps, straight_through, needs)  # type: ignore[no-any-return]
+    return ops.npu_second(  # type: ignore[no-any-return]
+        grad_y,
+        x,
+        weight_re,
+        weight_im,
+        gate,
+        y,
+        s,
+        along_x,
+        along_re,
+        along_im,
+        along_gate,
+        eps,
+        straight_through,
+        needs,
+    )
 
 
 def _systems(
@@ -289,11 +304,13 @@ def npu_with_tangent(
 ) -> Tensor:
     """Return y with its tangent, if any of x, weight_re, weight_im and gate has one."""
     duals = [None if t is None else forward_ad.unpack_dual(t) for t in inputs]
-    operands: Any = [None if dual is None else dual.primal for dual in duals]
+    operands = [None if dual is None else dual.primal for dual in duals]
     along = [None if dual is None else dual.tangent for dual in duals]
-    if all(tangent is None for tangent in along):
-        return ops.npu_forward(*operands, eps, False)[0]  # type: ignore[no-any-return]
-    y, s = ops.npu_forward(*operands, eps, True)
+    x, weight_re, weight_im, gate = operands
+    has_tangent = any(tangent is not None for tangent in along)
+    y, s = ops.npu_forward(x, weight_re, weight_im, gate, eps, has_tangent)
+    if not has_tangent:
+        return y  # type: ignore[no-any-return]
     only_tangent = 1
     (tangent, *_) = by_kernel(y, operands, (y, s), along, eps, straight_through, only_tangent)
     return forward_ad.make_dual(y, tangent)  # type: ignore[no-any-return]

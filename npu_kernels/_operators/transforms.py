@@ -106,12 +106,16 @@ class _Fold:
         """``[V, (K,) ...]`` of a weight's gradient."""
         return tensor.unflatten(0, (self.size, *self.models)) if self.models else tensor
 
-    def unfold_rows(self, tensor: Tensor) -> tuple[Tensor, int]:
-        """The rows of every call, and where V is."""
+    def unfold_rows(self, tensor: Tensor) -> Tensor:
+        """The rows of every call; V is at `rows_dim`."""
         if self.into_models:
-            return self.unfold_weight(tensor), 0
+            return self.unfold_weight(tensor)
         rows = tensor.shape[-2] // self.size
-        return tensor.unflatten(-2, (self.size, rows)), len(self.models)
+        return tensor.unflatten(-2, (self.size, rows))
+
+    @property
+    def rows_dim(self) -> int:
+        return 0 if self.into_models else len(self.models)
 
     def unfold_x(self, tensor: Tensor) -> Tensor:
         """``[V, ...]`` of x's gradient, of an x shared by the models their sum."""
@@ -162,7 +166,8 @@ def _backward_of(layer: ops.Layer, derivative: Derivative) -> type[Function]:
             grad_rows, own_x = fold.rows(grad_y, in_dims[0]), fold.x(x, of_x, bool(needs & 1))
             folded = [grad_rows, own_x, *map(fold.weight, weights, of_weights)]
             folded += map(fold.rows, inputs[saved], in_dims[saved])
-            grads = Backward.apply(*folded, *inputs[tensors:])  # type: ignore[no-untyped-call]
+            arguments = (*folded, *inputs[tensors:])
+            grads = Backward.apply(*arguments)  # type: ignore[no-untyped-call]
             unfold = (fold.unfold_x, *(fold.unfold_weight,) * len(weights))
             flags = derivative.flags_of[needs]
             triples = zip(unfold, grads, flags, strict=True)
@@ -175,7 +180,7 @@ def _backward_of(layer: ops.Layer, derivative: Derivative) -> type[Function]:
 
 def _of_layer(layer: ops.Layer, derivative: Derivative) -> type[Function]:
     """Return a layer's Function; its derivative is one too. Both give what their operators do."""
-    operands, options = layer.operands, derivative.forward_inputs
+    operands, forward_inputs = layer.operands, derivative.forward_inputs
     backward_function: Any = _backward_of(layer, derivative)
 
     class Forward(Function):
@@ -183,7 +188,7 @@ def _of_layer(layer: ops.Layer, derivative: Derivative) -> type[Function]:
 
         @staticmethod
         def forward(*inputs: Any) -> tuple[Tensor, ...]:
-            arguments = inputs[:options] + layer.keep
+            arguments = inputs[:forward_inputs] + layer.keep
             outputs = layer.forward(*arguments)
             return outputs if layer.kept else (outputs,)
 
@@ -197,11 +202,12 @@ def _of_layer(layer: ops.Layer, derivative: Derivative) -> type[Function]:
         @staticmethod
         def backward(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
             needs = derivative.bits_of[ctx.needs_input_grad[:operands]]
-            saved, all_options = ctx.saved_tensors, (*ctx.options, needs)
+            inputs, options = (grad_y, *ctx.saved_tensors), (*ctx.options, needs)
             if visible():
-                grads = backward_function.apply(grad_y, *saved, *all_options)
+                arguments = inputs + options
+                grads = backward_function.apply(*arguments)
             else:
-                grads = derivative.again((grad_y, *saved[:operands]), all_options)
+                grads = derivative.again(inputs[: 1 + operands], options)
             return *derivative.present(grads, needs), *(None for _ in ctx.options)
 
         @staticmethod
@@ -212,9 +218,9 @@ def _of_layer(layer: ops.Layer, derivative: Derivative) -> type[Function]:
             x_dims = x.dim() - (of_x is not None)
             fold = _Fold(info.batch_size, weights[0], of_weights[0], x_dims, into_models)
             folded = [fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)]
-            outputs = Forward.apply(*folded, *inputs[operands:])  # type: ignore[no-untyped-call]
-            rows, dims = zip(*map(fold.unfold_rows, outputs), strict=True)
-            return rows, dims
+            arguments = (*folded, *inputs[operands:])
+            outputs = Forward.apply(*arguments)  # type: ignore[no-untyped-call]
+            return tuple(map(fold.unfold_rows, outputs)), (fold.rows_dim,) * len(outputs)
 
     Forward.__name__ = f"{layer.name.upper()}Transformed"
     return Forward

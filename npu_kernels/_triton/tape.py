@@ -196,11 +196,11 @@ class _Recorder(TorchDispatchMode):
             self.hook.add(self._see)
         return super().__enter__()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         _recorders.active = None
         if self.hook is not None:
             self.hook.remove(self._see)
-        super().__exit__(*error)
+        super().__exit__(kind, error, traceback)
 
     def _see(self, facts: Any) -> None:
         self.seen += threading.get_ident() == self.thread

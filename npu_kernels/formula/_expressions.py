@@ -69,14 +69,14 @@ class Builder:
     def numbers(self, tensor: Tensor, dtype: torch.dtype) -> Any:
         """Return nested lists of sympy numbers; the tensor follows from parameters of `dtype`."""
         p, q = as_fraction(tensor, self.max_denominator)
-        exact = (tensor.to(dtype) == (p / q).to(dtype)) & (tensor.abs() < FRACTION_LIMIT)
+        is_exact = (tensor.to(dtype) == (p / q).to(dtype)) & (tensor.abs() < FRACTION_LIMIT)
 
         if not bool(tensor.isfinite().all()):
             raise ValueError("extract: the parameters must be finite, got inf or nan")
-        columns = (part.flatten().tolist() for part in (tensor, p, q, exact))
+        values, above, below, exact = (part.flatten().tolist() for part in (tensor, p, q, is_exact))
         numbers = [
-            sympy.Rational(int(above), int(below)) if is_exact else sympy.Float(number)
-            for number, above, below, is_exact in zip(*columns, strict=True)
+            sympy.Rational(int(p), int(q)) if is_whole else sympy.Float(value)
+            for value, p, q, is_whole in zip(values, above, below, exact, strict=True)
         ]
         width = tensor.shape[-1]
         rows = [numbers[k * width : (k + 1) * width] for k in range(len(tensor))]

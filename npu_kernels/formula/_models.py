@@ -227,7 +227,8 @@ def clip_(module: nn.Module) -> None:
             layer.gate.clamp_(0, 1)
         unclipped = getattr(layer, "sign", "product") != "product"  # an NMRU's cosine has no clip
         if isinstance(layer, (NAU, NMU, NMRU)) and layer.clip and not unclipped:
-            layer.weight.clamp_(*(layer.parameter_bounds["weight"] or (None, None)))
+            low, high = layer.parameter_bounds["weight"] or (None, None)
+            layer.weight.clamp_(low, high)
 
 
 def _nonzero_columns(layer: Any) -> Tensor:

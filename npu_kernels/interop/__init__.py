@@ -507,11 +507,17 @@ def to_reference(
 
     def make(module: nn.Module) -> nn.Module:
         unit: Any = module
-        weights = unit.weight_re, unit.weight_im, unit.gate
         eps = unit.eps
         if eps is None and layout == "pytorch":
             eps = EPS[unit.weight_re.dtype]
-        return PublishedNPU(layout, *weights, eps=eps, gate_gradient=unit.gate_gradient)
+        return PublishedNPU(
+            layout,
+            unit.weight_re,
+            unit.weight_im,
+            unit.gate,
+            eps=eps,
+            gate_gradient=unit.gate_gradient,
+        )
 
     def is_renewed(module: nn.Module) -> bool:
         return type(module) in published

@@ -8,15 +8,17 @@ parameters of published code, to convert weights for that code.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function
 
 from npu_kernels import layers, reference
 from npu_kernels._common.checks import check_choice
 from npu_kernels._operators import ops
-from npu_kernels._operators.operands import call, record, stands_in
+from npu_kernels._operators.operands import call, stands_in
 from npu_kernels.layers._chains import note_methods
 
 __all__ = [
@@ -30,16 +32,18 @@ LAYOUTS: dict[str, tuple[tuple[str, str, str], bool]] = {
 }
 
 
-def _by_formula(layer: str, x: Tensor, *weights: Tensor | None, **options: Any) -> Tensor:
+def _by_formula(layer: str, x: Tensor, weights: Sequence[Tensor | None], **options: Any) -> Tensor:
     """Compute a layer by its formula; `torch.fx` records it as one call."""
     if stands_in(x, weights[0]):
-        return record(_by_formula, layer, x, *weights, **options)
+        operands = (x, *weights)
+        result: Tensor = handle_torch_function(_by_formula, operands, layer, x, weights, **options)
+        return result
     return call(layer, getattr(reference, layer), x, weights, **options)
 
 
 def _power(layer: layers.PowerLayer, x: Tensor) -> Tensor:
     weights = [getattr(layer, name) for name in ops.WEIGHTS["npu"]]
-    return _by_formula("npu", x, *weights, eps=layer.eps, gate_gradient=layer.gate_gradient)
+    return _by_formula("npu", x, weights, eps=layer.eps, gate_gradient=layer.gate_gradient)
 
 
 class NPU(layers.NPU):
@@ -67,7 +71,7 @@ class NMU(layers.NMU):
     """Neural Multiplication Unit, a layer, eager: `npu_kernels.NMU` by `reference.nmu`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _by_formula("nmu", x, self.weight, clip=self.clip)
+        return _by_formula("nmu", x, (self.weight,), clip=self.clip)
 
 
 class NMRU(layers.NMRU):
@@ -75,7 +79,7 @@ class NMRU(layers.NMRU):
 
     def forward(self, x: Tensor) -> Tensor:
         eps = self.eps if self.training else 0.0
-        return _by_formula("nmru", x, self.weight, eps=eps, clip=self.clip, sign=self.sign)
+        return _by_formula("nmru", x, (self.weight,), eps=eps, clip=self.clip, sign=self.sign)
 
 
 class iNALU(layers.iNALU):
@@ -83,7 +87,7 @@ class iNALU(layers.iNALU):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = [getattr(self, name) for name in ops.WEIGHTS["inalu"]]
-        return _by_formula("inalu", x, *weights, eps=self.eps, omega=self.omega)
+        return _by_formula("inalu", x, weights, eps=self.eps, omega=self.omega)
 
 
 # The package's modules of these three are plain torch.
@@ -140,7 +144,7 @@ class PublishedNPU(nn.Module):
         if transposed:
             weight_re, weight_im = weight_re.t(), None if weight_im is None else weight_im.t()
         weights, eps = (weight_re, weight_im, gate), self.eps
-        return _by_formula("npu", x, *weights, eps=eps, gate_gradient=self.gate_gradient)
+        return _by_formula("npu", x, weights, eps=eps, gate_gradient=self.gate_gradient)
 
     def extra_repr(self) -> str:
         return f"layout={self.layout!r}, eps={self.eps}"

@@ -73,7 +73,7 @@ def _forward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[
         tensors, options = arguments[: layer.operands], arguments[layer.operands :]
         n_saved = len(layer.kept)
         strategies = []
-        for placements in _shardings(layer, *tensors[:2]):
+        for placements in _shardings(layer, tensors[0], tensors[1]):
             y = placements["y"][0]
             # Gradients that are not asked for are empty, on every rank.
             outputs = [y, *[y if n_saved and options[-1] else dt.Replicate()] * n_saved]
@@ -89,7 +89,7 @@ def _backward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list
         tensors, options = arguments[: layer.operands], arguments[layer.operands :]
         options = options[len(layer.saved) :]
         needs, strategies = options[-1], []
-        for placements in _shardings(layer, *tensors[:2]):
+        for placements in _shardings(layer, tensors[0], tensors[1]):
             y = placements["y"][0]
             grads = [
                 placements[name][1] if needs >> bit & 1 else dt.Replicate()

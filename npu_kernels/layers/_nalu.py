@@ -126,8 +126,9 @@ class NALU(BaseLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [..., I]`` to ``[..., O]``; shapes with `num_models` are those of the class."""
-        weights = self.weight, self.mask, self.gate_weight, self.gate_bias
-        return functional.nalu(x, *weights, eps=self.eps)
+        return functional.nalu(
+            x, self.weight, self.mask, self.gate_weight, self.gate_bias, eps=self.eps
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, bias={self.gate_bias is not None}, eps={self.eps}"
@@ -194,8 +195,16 @@ class iNALU(BaseLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``x [..., I]`` to ``[..., O]``; shapes with `num_models` are those of the class."""
-        weights = self.weight_add, self.mask_add, self.weight_mul, self.mask_mul, self.gate_weight
-        return functional.inalu(x, *weights, eps=self.eps, omega=self.omega)
+        return functional.inalu(
+            x,
+            self.weight_add,
+            self.mask_add,
+            self.weight_mul,
+            self.mask_mul,
+            self.gate_weight,
+            eps=self.eps,
+            omega=self.omega,
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, eps={self.eps}, omega={self.omega}"

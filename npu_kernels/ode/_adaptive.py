@@ -372,16 +372,14 @@ class Call(NamedTuple):
         return Control(self.rtol, self.atol, self.max_steps, self.max_at_bound, self.eps)
 
 
-def _as_models(
-    call: Call, u0: Tensor, weights: Sequence[Tensor | None]
-) -> tuple[Tensor | None, ...]:
+def _as_models(call: Call, u0: Tensor, weights: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Return u0 ``[K, B, D]`` and the weights with a dimension of models, contiguous."""
     weight_re = weights[0]
     assert weight_re is not None
-    tensors = as_rows(u0, weight_re, call.has_starts), *weights
+    tensors = [as_rows(u0, weight_re, call.has_starts), *weights]
     if weight_re.dim() == 2:
-        tensors = tuple(None if t is None else t.unsqueeze(0) for t in tensors)
-    return tuple(None if t is None else t.contiguous() for t in tensors)
+        tensors = [None if t is None else t.unsqueeze(0) for t in tensors]
+    return [None if t is None else t.contiguous() for t in tensors]
 
 
 def _from_models(call: Call, has_models: bool, result: Tensor, starts_dim: int) -> Tensor:
@@ -396,13 +394,14 @@ def run(call: Call, t: Tensor, u0: Tensor, weights: Weights) -> tuple[Tensor, ..
     if plain := outside_of_transforms(tensors):
         return apply_alone(AdaptiveFunction, (call, *plain))  # type: ignore[no-any-return]
     if torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in tensors):
-        return AdaptiveFunction.apply(call, *tensors)  # type: ignore[no-untyped-call,no-any-return]
+        weight_re, weight_im, gate, weight = weights
+        return AdaptiveFunction.apply(  # type: ignore[no-untyped-call,no-any-return]
+            call, t, u0, weight_re, weight_im, gate, weight
+        )
     return forward(call, False, t, u0, weights)[:4]
 
 
-def forward(
-    call: Call, keep: bool, t: Tensor, u0: Tensor, weights: Sequence[Tensor | None]
-) -> tuple[Tensor, ...]:
+def forward(call: Call, keep: bool, t: Tensor, u0: Tensor, weights: Weights) -> tuple[Tensor, ...]:
     """Call the operator.
 
     Returns the caller's trajectory; counts, clock and the last state ``[(K,) B, ..]``; the saved
@@ -410,8 +409,13 @@ def forward(
     it, none for an explicit method.
     """
     times = t.detach().to("cpu", torch.float64).contiguous()
+    rows, weight_re, weight_im, gate, weight = _as_models(call, u0, weights)
     path, last, counts, clock, saved_times, states = ops.ode_adaptive_forward(
-        *_as_models(call, u0, weights),
+        rows,
+        weight_re,
+        weight_im,
+        gate,
+        weight,
         times,
         call.pair.numbers,
         call.rtol,
@@ -422,7 +426,7 @@ def forward(
         call.clip,
         SAVED_EVERY[call.memory] if keep else 0,
     )
-    has_models = weights[0].dim() == 3  # type: ignore[union-attr]
+    has_models = weights[0].dim() == 3
     state = (counts, clock, last) if has_models else (counts[0], clock[0], last[0])
     result = _from_models(call, has_models, path, -3)
     return result, *state, saved_times, states, path if call.pair.diagonal else path.new_empty(0)
@@ -432,12 +436,19 @@ class AdaptiveFunction(Function):
     """The trajectory, counts, clock and last state of a `Call`, t, u0 and the weights."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        t, u0, *weights = tensors
-        assert t is not None
-        assert u0 is not None
+    def forward(
+        ctx: Any,
+        call: Call,
+        t: Tensor,
+        u0: Tensor,
+        weight_re: Tensor,
+        weight_im: Tensor | None,
+        gate: Tensor | None,
+        weight: Tensor,
+    ) -> tuple[Tensor, ...]:
+        weights = weight_re, weight_im, gate, weight
         path, counts, clock, last, *saved = forward(call, True, t, u0, weights)
-        stored = (*tensors, counts, clock, *saved)
+        stored = (t, u0, *weights, counts, clock, *saved)
         ctx.save_for_backward(*stored)
         ctx.call = call
         ctx.mark_non_differentiable(counts, clock, last)
@@ -464,6 +475,7 @@ def _fused(
     path: Tensor,
 ) -> tuple[Tensor | None, ...]:
     t, u0, *weights = operands
+    rows, weight_re, weight_im, gate, weight = _as_models(call, u0, weights)
     has_models = counts.dim() == 3
     grad_rows = grad_path if call.has_starts else grad_path.unsqueeze(-3)
     needs = sum(bool(need) << bit for bit, need in enumerate((*needed[1:], needed[0])))
@@ -471,7 +483,11 @@ def _fused(
     *grads, grad_t = ops.ode_adaptive_backward(
         path,
         (grad_rows if has_models else grad_rows.unsqueeze(0)).contiguous(),
-        *_as_models(call, u0, weights),
+        rows,
+        weight_re,
+        weight_im,
+        gate,
+        weight,
         t.detach().to("cpu", torch.float64).contiguous(),
         counts,
         times,

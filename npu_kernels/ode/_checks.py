@@ -190,13 +190,15 @@ def check_operands(options: Options, u0: Tensor, weights: Weights) -> tuple[floa
     """Return eps, by default the dtype's, and whether u0 has a dimension of starts; or raise."""
     function = options.function
     names = "weight_re", "weight_im", "gate", "weight"
-    unrecorded(check_tensors, function, u0, dict(zip(names, weights, strict=True)))
+    with unrecorded():
+        check_tensors(function, u0, dict(zip(names, weights, strict=True)))
+        with_starts = has_starts(function, u0, weights[0])
     if options.eps is None:
         eps = EPS[u0.dtype]
     else:
         eps = check_positive(function, "eps", options.eps, u0.dtype)
     check_choice(function, "gate_gradient", options.gate_gradient, (CLIP, STRAIGHT_THROUGH))
-    return eps, unrecorded(has_starts, function, u0, weights[0])
+    return eps, with_starts
 
 
 def check_times(function: str, t: Any) -> Tensor:

@@ -362,7 +362,10 @@ def run(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None
         and torch.is_grad_enabled()
         and any(t is not None and t.requires_grad for t in tensors)
     ):
-        trajectory, slopes = RolloutFunction.apply(loop, *tensors)  # type: ignore[no-untyped-call]
+        weight_re, weight_im, gate, weight = weights
+        trajectory, slopes = RolloutFunction.apply(  # type: ignore[no-untyped-call]
+            loop, u0, weight_re, weight_im, gate, weight
+        )
     else:
         is_kept = is_exporting() and loop.memory == "full"
         trajectory, slopes, _ = _forward(loop, is_kept, u0, weights)
@@ -413,11 +416,7 @@ def _forward(
     rows = as_rows(u0, weights[0], loop.has_starts)  # type: ignore[arg-type]
     options = loop.tableau, loop.steps, loop.dt, loop.eps, loop.clip, loop.derivatives, keep
     arguments: Any = (rows, *weights, *options)
-    trajectory, slopes, stages = (
-        ode_forward(*arguments)
-        if dispatch.forces_formulas()
-        else undifferentiated(ops.ode_forward, arguments)
-    )
+    trajectory, slopes, stages = undifferentiated(ops.ode_forward, arguments, ode_forward)
     if not loop.has_starts:
         trajectory = trajectory.squeeze(-3)
         slopes = slopes.squeeze(-3) if loop.derivatives else slopes
@@ -431,11 +430,18 @@ class RolloutFunction(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, loop: Loop, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        u0, *weights = tensors
-        assert u0 is not None
+    def forward(
+        ctx: Any,
+        loop: Loop,
+        u0: Tensor,
+        weight_re: Tensor,
+        weight_im: Tensor | None,
+        gate: Tensor | None,
+        weight: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        weights = weight_re, weight_im, gate, weight
         trajectory, slopes, stages = _forward(loop, loop.memory == "full", u0, weights)
-        ctx.save_for_backward(u0, trajectory, *weights, stages)
+        ctx.save_for_backward(u0, trajectory, weight_re, weight_im, gate, weight, stages)
         ctx.loop = loop
         ctx.choices = None if is_compiling() else dispatch.choices()
         ctx.set_materialize_grads(False)
@@ -454,7 +460,7 @@ class RolloutFunction(Function):
 
 def _of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Save what the derivative of the operator itself takes, which exported programs call."""
-    u0, *weights = inputs[:5]
+    u0, weight_re, weight_im, gate, weight = inputs[:5]
     tableau, steps, dt, eps, clip, derivatives, save = inputs[5:]
     trajectory, slopes, stages = output
     ctx.loop = Loop(
@@ -468,7 +474,7 @@ def _of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
         derivatives=derivatives,
         has_starts=True,
     )
-    ctx.save_for_backward(u0, trajectory, *weights, stages)
+    ctx.save_for_backward(u0, trajectory, weight_re, weight_im, gate, weight, stages)
     ctx.set_materialize_grads(False)
     if derivatives:
         ctx.mark_non_differentiable(stages)

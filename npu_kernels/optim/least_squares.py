@@ -122,7 +122,7 @@ def damped_step(
     move = -torch.linalg.solve_ex(hessian + torch.diag_embed(diagonal), gradient)[0]
     trial = x + torch.where(free, move, 0.0).nan_to_num(0.0, 0.0, 0.0)
     if bounds is not None:
-        trial = torch.where(free, trial.clamp(*bounds), trial)
+        trial = torch.where(free, trial.clamp(low, high), trial)
     after = objective.error(residual(trial))
     better = after < before
     damping = torch.where(better, damping / 5, damping * 4).clamp(1e-12, 1e12)

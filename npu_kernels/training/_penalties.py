@@ -50,7 +50,8 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
         loss = fast_path.mse(y, target, num_models is not None)
         if loss is not NotImplemented:
             return loss  # type: ignore[no-any-return]
-    unrecorded(_check_loss, y, target, num_models)
+    with unrecorded():
+        _check_loss(y, target, num_models)
     if num_models is None:
         return nn.functional.mse_loss(y, target)
     count = math.prod(y.shape[1:])  # not -1: num_models may be 0

@@ -183,6 +183,16 @@ def clamped(
                 yield parameter, low, high
 
 
+class Data(NamedTuple):
+    """The losses, which steps in C++ write, and what they read."""
+
+    losses: Tensor
+    x: Tensor
+    y: Tensor
+    weight: Tensor  # of each squared error; empty: all are equal
+    rows: Tensor  # of each step; empty: all rows at each step
+
+
 class Operands(NamedTuple):
     """What steps in C++ get of a model and its optimiser."""
 
@@ -193,11 +203,20 @@ class Operands(NamedTuple):
     moments: list[Tensor]
     written: list[Tensor]  # the parameters that change
 
-    def passed(self, operator: Any, data: Sequence[Tensor], schedules: Tensor) -> Any:
-        """Call an operator of the library. data: the losses, x, y, their weight, and the rows."""
-        parameters = [p.detach() for p in self.parameters]
-        plan = self.plan.integers, self.plan.numbers
-        return operator(parameters, self.moments, *data, schedules, *plan)
+    def passed(self, operator: Any, data: Data, schedules: Tensor) -> Any:
+        """Call an operator of the library."""
+        return operator(
+            [p.detach() for p in self.parameters],
+            self.moments,
+            data.losses,
+            data.x,
+            data.y,
+            data.weight,
+            data.rows,
+            schedules,
+            self.plan.integers,
+            self.plan.numbers,
+        )
 
 
 class Fused(Loop):
@@ -207,7 +226,8 @@ class Fused(Loop):
         """Write the plan, make the steps, and count them in the optimiser's state."""
         operands = self.operands(done, schedules.shape[1])
         weight = self._no_weight if self.weight is None else self.weight
-        data = self.losses, self.x, self.y, weight, _NO_ROWS if rows is None else rows
+        rows = _NO_ROWS if rows is None else rows
+        data = Data(self.losses, self.x, self.y, weight, rows)
         operands.passed(torch.ops.npu_kernels.train, data, schedules)
         for state in operands.states:
             state["step"] += schedules.shape[1]
@@ -219,8 +239,8 @@ class Fused(Loop):
     def kept(self, schedules: Tensor) -> tuple[int, Operands]:
         """Return the number of a plan that the library keeps, of one step, and its operands."""
         operands = self.operands(0, 1)
-        row = [t.new_empty((*t.shape[:-2], 1, t.shape[-1])) for t in (self.x, self.y)]
-        data = [self.losses, *row, self._no_weight, _NO_ROWS]
+        x, y = (t.new_empty((*t.shape[:-2], 1, t.shape[-1])) for t in (self.x, self.y))
+        data = Data(self.losses, x, y, self._no_weight, _NO_ROWS)
         train_plan = torch.ops.npu_kernels.train_plan
         return operands.passed(train_plan, data, schedules.clone()), operands
 

@@ -96,8 +96,8 @@ class Ordinary(Loop):
         self.optimizer.step()
         if self.intervals is not None:
             with torch.no_grad():
-                for name, interval in self.intervals.items():
-                    self.model.get_parameter(name).clamp_(*interval)
+                for name, (low, high) in self.intervals.items():
+                    self.model.get_parameter(name).clamp_(low, high)
         elif (self.gates or self.bound is not None) and any(
             isinstance(part, BaseLayer) for part in self.model.modules()
         ):

@@ -123,8 +123,8 @@ def _examine(name: str, unit: BaseLayer, kind: str, x: Tensor, values: Tensor) -
     weights = [key for key, parameter in parameters if not parameter.isfinite().all()]
     if weights:
         text += f"; not finite itself: {', '.join(weights)}"
-    fields = type(unit).__name__, kind, value, out, row, model, bad_inputs
-    return NonFinite(name, *fields, **facts, message=text)
+    layer = type(unit).__name__
+    return NonFinite(name, layer, kind, value, out, row, model, bad_inputs, **facts, message=text)
 
 
 @contextlib.contextmanager
