@@ -29,27 +29,6 @@ def read(*paths: Path, missing_ok: bool = False, needed: Sequence[str] = ()) -> 
     return [row for path in existing for row in _rows(path, _text(path), needed)]
 
 
-def earlier(path: Path, needed: Sequence[str] = ()) -> list[Row]:
-    """Return the rows of a file that a run adds to; a last line that a kill cut off is removed.
-
-    Raises ReportError for a file with other content, and does not change it. needed: keys that
-    every row has; the first is the first of its line.
-    """
-    if not path.exists():
-        return []
-    text = _text(path)
-    beginning, last = f'{{"{needed[0]}": ' if needed else "{", text.rpartition("\n")[2]
-    if last.startswith(beginning) or beginning.startswith(last):
-        try:
-            _rows(path, last, ())
-        except ReportError:
-            text = text.removesuffix(last)
-    rows = _rows(path, text, needed)
-    if last:
-        files.write(path, text + "\n" * (text[-1:] not in ("", "\n")))
-    return rows
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text()
@@ -85,16 +64,17 @@ def complete(
     names: of the columns that a row is known by, whose values `planned` has and `measure` gets.
     shown: the columns that are printed as well.
     """
-    rows = earlier(path)
+    rows = read(path, missing_ok=True)
     done = {tuple(row.get(name) for name in names) for row in rows}
     for key in planned:
         if key not in done:
             rows.append(measure(*key))
-            _write(path, rows)
+            write(path, rows)
             print(*key, *(rows[-1][name] for name in shown), flush=True)
 
 
-def _write(path: Path, rows: Iterable[Row]) -> None:
+def write(path: Path, rows: Iterable[Row]) -> None:
+    """Replace a file as a whole: a kill leaves the old one or the new one."""
     files.write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -134,10 +114,9 @@ def run(
             return 1
         return 0
     with told(parser):
-        if options.json:
-            earlier(options.json)  # before the work
+        before = read(options.json, missing_ok=True) if options.json else []
         rows = measure(options)
         if options.json:
-            _write(options.json, [*earlier(options.json), *rows])
+            write(options.json, before + rows)
     print(table(rows))
     return 0

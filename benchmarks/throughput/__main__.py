@@ -6,17 +6,15 @@ Run it as ``python -m benchmarks.throughput``.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 from benchmarks.arguments import command, listed, positive, seconds
-from benchmarks.rows_command import ReportError, earlier
+from benchmarks.rows_command import ReportError, read, write
 from benchmarks.throughput import cases as suite_cases
 from benchmarks.throughput import environment, results, rivals, suite
 from benchmarks.throughput.cases import GPU_SIZES, PASSES, QUICK_SIZES, Case, Size
@@ -59,7 +57,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--precision", choices=precisions, default="highest", help="of float32 products")
     seconds_help = f"per case, default {SECONDS:g}; with --tune per kernel and size"
     add("--seconds", type=seconds, help=seconds_help)
-    add("--jobs", type=positive, metavar="N", help="with --tune: processes that compile")
     memory = "leave out the peak memory (a process for each row)"
     add("--no-memory", action="store_true", help=memory)
     rows = "add the rows that it lacks, as JSON lines"
@@ -110,13 +107,9 @@ def _once() -> Callable[[str], None]:
     return tell
 
 
-def measure(
-    options: argparse.Namespace, output: TextIO | None, before: Sequence[suite.Row] = ()
-) -> None:
-    """Run the suite; rows go to the output as they come, so that an interrupted run keeps them.
-
-    `before` are the rows that the output already has.
-    """
+def measure(options: argparse.Namespace) -> None:
+    """Run the suite; rows go to the file as they come, so that an interrupted run keeps them."""
+    kept = read(options.json, missing_ok=True, needed=NEEDED) if options.json else []
     torch.set_float32_matmul_precision(options.precision)
     device = DEVICES[options.device]
     where = environment.describe(device)
@@ -125,16 +118,16 @@ def measure(
     if backend != {"cpu": "cpu", "cuda": "triton"}[device.name]:
         print(f"ours is the {backend!r} backend here: these rows say nothing about the kernels")
     cases, names = _cases(options, device), _names(options)
-    of_case = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
+    seconds_of_case = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     with_memory = not (options.no_memory or options.quick)
     common = {
         "environment": where,
         "backend": backend,
         "device": device.name,
         "matmul_precision": options.precision,
-        "settings": {"seconds": of_case, "memory": with_memory},
+        "settings": {"seconds": seconds_of_case, "memory": with_memory},
     }
-    usable, tell = results.usable(before, common), _once()
+    usable, tell = results.usable(kept, common), _once()
     rows: list[suite.Row] = []
     for count in options.threads or (sorted({1, cores()}) if device.name == "cpu" else [1]):
         old = {
@@ -147,7 +140,11 @@ def measure(
             share = f"{len(cases) - len(waiting)} of {len(cases)} cases with {count} threads"
             print(f"\n{share} are in the file already")
         if waiting:
-            rows += _measure_cases(waiting, names, count, device, common, output, tell)
+            for of_case in _measure_cases(waiting, names, count, device, common, tell):
+                rows += of_case
+                kept += of_case
+                if options.json:
+                    write(options.json, kept)
     print()
     for line in suite.verdict(rows, "No rival that computes the same was faster in this run."):
         print(line)
@@ -155,16 +152,15 @@ def measure(
 
 def _measure_cases(
     cases: Sequence[Case], names: Sequence[str], threads: int, device: Device,
-    common: dict[str, Any], output: TextIO | None, tell: Callable[[str], None],
-) -> list[suite.Row]:  # fmt: skip
-    """The rows of cases at a number of threads; `common` is what all rows of a command share."""
+    common: dict[str, Any], tell: Callable[[str], None],
+) -> Iterator[list[suite.Row]]:  # fmt: skip
+    """The rows of each case at a number of threads; all rows of a command share `common`."""
     torch.set_num_threads(threads)
     limits = environment.measure_limits(device)
     title = named_threads(threads)
     product, copy = limits.product_rate / 1e9, limits.copy_rate / 1e9
     print(f"\n{title}: a @ b {product:.0f} GFLOP/s, copy {copy:.1f} GB/s")
     settings = common["settings"]
-    rows: list[suite.Row] = []
     with Progress(title, len(cases)) as progress:
         for number, case in enumerate(cases, 1):
             with progress.aside():
@@ -177,12 +173,8 @@ def _measure_cases(
                 for row in measured:
                     row |= common
                     print("  " + suite.show(row))
-                    if output is not None:
-                        output.write(json.dumps(row) + "\n")
-                        output.flush()
-            rows += measured
+            yield measured
             progress.update(number)
-    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -194,12 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             path = None if options.tune == "shipped" else Path(options.tune)
             sizes = options.sizes or (QUICK_SIZES if options.quick else GPU_SIZES)
-            jobs = options.jobs or max(1, cores() - 2)
-            of_kernel = options.seconds or tune.SECONDS
-            return tune.main(sizes, options.precision, of_kernel, path, options.json, jobs)
-        before = earlier(options.json, NEEDED) if options.json else []
-        with options.json.open("a") if options.json else nullcontext() as output:
-            measure(options, output, before)
+            return tune.main(sizes, options.precision, options.seconds or tune.SECONDS, path)
+        measure(options)
     except KeyboardInterrupt:
         rest = "the rows so far are kept, the same command goes on from there"
         print(f"\ninterrupted; {rest}", file=sys.stderr)

@@ -10,26 +10,17 @@ The picture has the main cases: the time of others divided by ours.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.arguments import command
 from benchmarks.drawing import COLORS, available, figure, headline, legend, save
 from benchmarks.marked_blocks import MarksError, record_table, renew
+from benchmarks.rows_command import ReportError
 from benchmarks.throughput import cases
 from benchmarks.throughput.cases import PASS_NAMES, ROLLOUT, SHORT, STEP, UNITS, Case, Size, hidden
 from benchmarks.throughput.environment import named_threads
-from benchmarks.throughput.results import (
-    GPU,
-    Group,
-    Groups,
-    Machine,
-    ReportError,
-    Row,
-    chosen,
-    grouped,
-    read,
-)
+from benchmarks.throughput.results import GPU, Group, Groups, Machine, Row, chosen, grouped, read
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels._jobs import files
 
@@ -72,8 +63,6 @@ ON_PAGES = {"eager": "eager", "compile": "`torch.compile`"}
 ONE_THREAD = "one-thread"
 # Passes replayed from a CUDA graph: another program's is divided by ours.
 OUR_GRAPH, GRAPHS = "graph", {"eager-graph": "eager", "linear-graph": "`nn.Linear`"}
-# The rows of the summary of several processors.
-OF_SUMMARY = {"eager": "eager", "compile": "compile"}
 # The strongest plain torch is the fastest of all that compute the same without this package: of
 # these careful programs and the usual ones.
 CAREFUL = ("compile-vjp", "hand-written", "hand-written-graph", "compile-step", "compile-chunks")
@@ -205,7 +194,7 @@ def summary(rows: Sequence[Row]) -> str:
         machine, groups = chosen(rows, name)
         records = [
             _case(case)
-            | {title: _ratio(groups[case, 1].get(rival)) for rival, title in OF_SUMMARY.items()}
+            | {rival: _ratio(groups[case, 1].get(rival)) for rival in ("eager", "compile")}
             | {"strongest plain torch": _named_ratio(_strongest(groups[case, 1]))}
             | {"JAX": _ratio(groups[case, 1].get("jax"))}
             for case, threads in groups
@@ -259,13 +248,26 @@ def _compared_processors(rows: Sequence[Row], rivals: Sequence[str]) -> str:
     return f"{machines}:\n\n{record_table(records)}"
 
 
+def _of_machines(
+    rows: Sequence[Row], records: Callable[[Groups], Iterable[dict[str, str]]], end: str
+) -> str:
+    """A table for each machine that has records; end: of the sentence that names the machine."""
+    parts = []
+    for machine, groups in grouped(rows).items():
+        lines = list(records(groups))
+        if lines:
+            table = record_table(lines)
+            parts.append(f"{_where(machine)}{end}{_doubts(table)}\n\n{table}")
+    return "\n".join(parts).strip()
+
+
 def many_rows(rows: Sequence[Row]) -> str:
     """The time of a step for one row, and eager's time divided by it, by the number of rows.
 
     One model, one thread; layers that a CPU was measured with for `MIN_COUNTS` numbers of rows.
     """
-    parts = []
-    for machine, groups in grouped(row for row in rows if row.get("device") != GPU).items():
+
+    def records(groups: Groups) -> Iterator[dict[str, str]]:
         of_layers: dict[tuple[str, int, int], dict[int, str]] = {}
         for (case, threads), group in sorted(groups.items(), key=lambda pair: pair[0][0].size.rows):
             size = case.size
@@ -276,35 +278,28 @@ def many_rows(rows: Sequence[Row]) -> str:
             eager = _ratio(group.get("eager"))
             of_layer = of_layers.setdefault((_layer(case), size.inputs, size.outputs), {})
             of_layer[size.rows] = f"{cell} ({eager})" if eager else cell
-        records = [
-            {"layer": layer, "I, O": f"{inputs}, {outputs}"}
-            | {f"{count:,} rows": cell for count, cell in cells.items()}
-            for (layer, inputs, outputs), cells in of_layers.items()
-            if len(cells) >= MIN_COUNTS
-        ]
-        if records:
-            parts.append(f"{_where(machine)}; 1 thread:\n\n{record_table(records)}")
-    return "\n".join(parts).strip()
+        for (layer, inputs, outputs), cells in of_layers.items():
+            if len(cells) >= MIN_COUNTS:
+                counts = {f"{count:,} rows": cell for count, cell in cells.items()}
+                yield {"layer": layer, "I, O": f"{inputs}, {outputs}"} | counts
+
+    return _of_machines([row for row in rows if row.get("device") != GPU], records, "; 1 thread:")
 
 
 def derivatives(rows: Sequence[Row]) -> str:
     """The time of derivatives beyond the gradient, and the others' times divided by it."""
-    parts = []
-    for machine, groups in grouped(rows).items():
-        records = [
-            {
-                "B, I, O": _size(case.size).removesuffix(", 1"),
-                "what": PASS_NAMES[case.kind],
-                **_compared(group, ON_PAGES),
-                "error (eager's)": _pair(group, "error", ".1e"),
-            }
-            for (case, threads), group in groups.items()
-            if case.kind in cases.DERIVATIVES and threads == 1
-        ]
-        if records:
-            table = record_table(records)
-            parts.append(f"{_where(machine)}; 1 thread.{_doubts(table)}\n\n{table}")
-    return "\n".join(parts).strip()
+
+    def records(groups: Groups) -> Iterator[dict[str, str]]:
+        for (case, threads), group in groups.items():
+            if case.kind in cases.DERIVATIVES and threads == 1:
+                yield {
+                    "B, I, O": _size(case.size).removesuffix(", 1"),
+                    "what": PASS_NAMES[case.kind],
+                    **_compared(group, ON_PAGES),
+                    "error (eager's)": _pair(group, "error", ".1e"),
+                }
+
+    return _of_machines(rows, records, "; 1 thread.")
 
 
 STEPS = {
@@ -315,9 +310,8 @@ STEPS = {
 
 def steps(rows: Sequence[Row]) -> str:
     """The time of a training step by `make_step`, and of loops of one's own divided by it."""
-    parts = []
-    for machine, groups in grouped(rows).items():
-        records = []
+
+    def records(groups: Groups) -> Iterator[dict[str, str]]:
         for (case, threads), group in groups.items():
             if "make-step" not in group or threads != 1:
                 continue
@@ -327,11 +321,9 @@ def steps(rows: Sequence[Row]) -> str:
                 for rival, title in STEPS.items()
                 if rival in group
             }
-            records.append({**_case(case), "`make_step`": _time(made), **ratios})
-        if records:
-            table = record_table(records)
-            parts.append(f"{_where(machine)}; 1 thread.{_doubts(table)}\n\n{table}")
-    return "\n".join(parts).strip()
+            yield {**_case(case), "`make_step`": _time(made), **ratios}
+
+    return _of_machines(rows, records, "; 1 thread.")
 
 
 def _of_threads(case: Case) -> bool:
@@ -347,24 +339,18 @@ def thread_gains(rows: Sequence[Row]) -> str:
     Of single layers only the NPU's steps. A pass with one thread and the same with several took
     turns in one process.
     """
-    parts = []
-    for machine, groups in grouped(rows).items():
-        counts = sorted({count for _, count in groups})
-        for count in counts:
-            records = [
-                {
+
+    def records(groups: Groups) -> Iterator[dict[str, str]]:
+        for (case, count), group in groups.items():
+            if {"ours", ONE_THREAD} <= group.keys() and _of_threads(case):
+                yield {
                     **_case(case),
                     "one thread": _time(group[ONE_THREAD]),
                     named_threads(count): _time(group["ours"]),
                     "gain": _ratio(group[ONE_THREAD]),
                 }
-                for (case, of_case), group in groups.items()
-                if of_case == count and {"ours", ONE_THREAD} <= group.keys() and _of_threads(case)
-            ]
-            if records:
-                table = record_table(records)
-                parts.append(f"{_where(machine)}.{_doubts(table)}\n\n{table}")
-    return "\n".join(parts).strip()
+
+    return _of_machines(rows, records, ".")
 
 
 def gpus(rows: Sequence[Row]) -> str:

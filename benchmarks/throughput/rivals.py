@@ -39,19 +39,7 @@ from torch import Tensor, nn
 
 import npu_kernels
 from benchmarks.throughput import adaptives, cases, derivatives, rollouts, runs
-from benchmarks.throughput.cases import (
-    EPS,
-    PRODUCTS,
-    SIBLINGS,
-    UNITS,
-    Case,
-    Operands,
-    Workload,
-    both_ways,
-    filled,
-    hidden,
-    leaf,
-)
+from benchmarks.throughput.cases import Case, Operands, Workload
 from benchmarks.throughput.environment import cores
 from npu_kernels import functional, optim, reference, training
 
@@ -89,25 +77,27 @@ Capture = tuple[Callable[[], object], Any]  # what replays a pass, and what the 
 
 
 def _npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tensor:
-    return reference.npu(x, weight_re, weight_im, gate, eps=EPS)
+    return reference.npu(x, weight_re, weight_im, gate, eps=cases.EPS)
 
 
 def _our_npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tensor:
-    return functional.npu(x, weight_re, weight_im, gate, eps=EPS)
+    return functional.npu(x, weight_re, weight_im, gate, eps=cases.EPS)
 
 
 FORMULAS: dict[str, Callable[..., Tensor]] = {
     "npu": _npu,
-    "realnpu": lambda x, weight, gate: reference.npu(x, weight, None, gate, eps=EPS),
-    **{name: getattr(reference, name) for name in (*PRODUCTS, *SIBLINGS[1:])},
-    "naivenpu": lambda x, weight_re, weight_im: reference.npu(x, weight_re, weight_im, eps=EPS),
+    "realnpu": lambda x, weight, gate: reference.npu(x, weight, None, gate, eps=cases.EPS),
+    **{name: getattr(reference, name) for name in (*cases.PRODUCTS, *cases.SIBLINGS[1:])},
+    "naivenpu": lambda x, weight_re, weight_im: reference.npu(
+        x, weight_re, weight_im, eps=cases.EPS
+    ),
     "npu-nau": lambda x, re, im, gate, a: reference.nau(_npu(x, re, im, gate), a, clip=False),
 }
 
 
 def _complex_npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tensor:
     g = gate.clamp(0, 1).unsqueeze(-2)
-    r = g * (x.abs() + EPS) + (1 - g)
+    r = g * (x.abs() + cases.EPS) + (1 - g)
     log_x = torch.complex(r.log(), math.pi * g * (x < 0).to(x.dtype))
     return (log_x @ torch.complex(weight_re, weight_im).mT).exp().real
 
@@ -126,7 +116,7 @@ def _forward_by_hand(
 ) -> tuple[Tensor, Saved]:
     """Return y and what the backward needs, by one matrix product: what a careful user writes."""
     g = gate.clamp(0, 1).unsqueeze(-2)
-    r, negative = g * (x.abs() + EPS) + (1 - g), (x < 0).to(x.dtype)
+    r, negative = g * (x.abs() + cases.EPS) + (1 - g), (x < 0).to(x.dtype)
     features, phase = torch.cat((r.log(), negative), -1), math.pi * g
     real = torch.cat((weight_re, -weight_im * phase), -1)
     imaginary = torch.cat((weight_im, weight_re * phase), -1)
@@ -146,7 +136,7 @@ def _backward_by_hand(grad_y: Tensor, saved: Saved) -> tuple[Tensor, ...]:
     (re_log, re_sign), (im_log, im_sign) = (
         half.split(inputs, -1) for half in of_pairs.split(outputs, -2)
     )
-    of_gate = (of_r * (x.abs() + EPS - 1)).sum(-2)
+    of_gate = (of_r * (x.abs() + cases.EPS - 1)).sum(-2)
     of_gate = of_gate + math.pi * (weight_re * im_sign - weight_im * re_sign).sum(-2)
     inside = (gate >= 0) & (gate <= 1)
     phase = math.pi * g
@@ -208,13 +198,13 @@ def _ours(case: Case, operands: Operands) -> nn.Module:
     models = None if size.models == 1 else size.models
     if case.kind in (cases.TRAIN, cases.RUN):
         module: nn.Module = nn.Sequential(
-            npu_kernels.NPU(size.inputs, hidden(size), num_models=models),
-            npu_kernels.NAU(hidden(size), size.outputs, num_models=models, clip=False),
+            npu_kernels.NPU(size.inputs, cases.hidden(size), num_models=models),
+            npu_kernels.NAU(cases.hidden(size), size.outputs, num_models=models, clip=False),
         )
     else:
-        module = UNITS[case.layer](size.inputs, size.outputs, num_models=models)
+        module = cases.UNITS[case.layer](size.inputs, size.outputs, num_models=models)
         module.eval()  # as the formulas' defaults
-    return filled(module, operands.parameters)
+    return cases.filled(module, operands.parameters)
 
 
 def _linear(case: Case, operands: Operands) -> nn.Module:
@@ -249,8 +239,8 @@ def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: 
         x = operands.x
         return Workload(forward, (lambda: [forward()]) if compare else None)
 
-    x = leaf(operands.x)
-    return both_ways(lambda: module(x), [x, *module.parameters()], operands.grad_y, compare)
+    x = cases.leaf(operands.x)
+    return cases.both_ways(lambda: module(x), [x, *module.parameters()], operands.grad_y, compare)
 
 
 def _loss(y: Tensor, target: Tensor) -> Tensor:

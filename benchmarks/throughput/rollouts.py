@@ -12,16 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.throughput.cases import (
-    EPS,
-    ROLLOUT_DT,
-    Case,
-    Operands,
-    Workload,
-    both_ways,
-    filled,
-    leaf,
-)
+from benchmarks.throughput import cases
+from benchmarks.throughput.cases import Case, Operands, Workload
 from npu_kernels import NAU, NPU, ode, reference
 
 CHUNK = 20
@@ -32,32 +24,32 @@ def model_of(case: Case, operands: Operands) -> nn.Module:
     size = case.size
     models = None if size.models == 1 else size.models
     model = nn.Sequential(
-        NPU(size.inputs, size.outputs, num_models=models, dtype=torch.float64, eps=EPS),
+        NPU(size.inputs, size.outputs, num_models=models, dtype=torch.float64, eps=cases.EPS),
         NAU(size.outputs, size.inputs, num_models=models, dtype=torch.float64),
     )
-    return filled(model, operands.parameters)
+    return cases.filled(model, operands.parameters)
 
 
 def ours(case: Case, operands: Operands) -> Workload:
     model = model_of(case, operands)
-    u0 = leaf(operands.x)
+    u0 = cases.leaf(operands.x)
 
     def forward() -> Tensor:
-        path = ode.rollout(model, u0, steps=case.size.rows, dt=ROLLOUT_DT)
+        path = ode.rollout(model, u0, steps=case.size.rows, dt=cases.ROLLOUT_DT)
         assert isinstance(path, Tensor)
         return path
 
-    return both_ways(forward, [u0, *model.parameters()], operands.grad_y)
+    return cases.both_ways(forward, [u0, *model.parameters()], operands.grad_y)
 
 
 def _step(u: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
-    slope = reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=EPS), weight)
-    return u + ROLLOUT_DT * slope
+    slope = reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=cases.EPS), weight)
+    return u + cases.ROLLOUT_DT * slope
 
 
 def eager(case: Case, operands: Operands, compiled_steps: int = 0) -> Workload:
     """The loop over eager steps; over compiled calls of so many steps each, if not 0."""
-    leaves = [leaf(t) for t in (operands.x, *operands.parameters)]
+    leaves = [cases.leaf(t) for t in (operands.x, *operands.parameters)]
     u0, *parameters = leaves
     steps = max(compiled_steps, 1)
     if case.size.rows % steps:
@@ -77,4 +69,4 @@ def eager(case: Case, operands: Operands, compiled_steps: int = 0) -> Workload:
             states.extend(advance(states[-1], *parameters))
         return torch.cat(states, -2)
 
-    return both_ways(forward, leaves, operands.grad_y)
+    return cases.both_ways(forward, leaves, operands.grad_y)

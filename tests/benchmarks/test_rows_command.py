@@ -13,7 +13,7 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import report as gpu_report
 from benchmarks.paper import __main__ as paper
 from benchmarks.throughput import __main__ as throughput
-from benchmarks.throughput import cold, tune
+from benchmarks.throughput import cold
 from benchmarks.throughput import report as throughput_report
 from benchmarks.time_series import __main__ as time_series
 
@@ -102,27 +102,17 @@ def _run(file: Path) -> int:
     return rows_command.run(parser, ["--json", str(file)], "mark", str, measure)
 
 
-@pytest.mark.parametrize("end", ["", "\n", CUT_OFF, "{", '{"name": "b"}'])
-def test_a_run_adds_to_a_file_that_a_kill_cut_off(end: str, tmp_path: Path) -> None:
-    """A part of a last line is removed, a whole one without its end gets it."""
+def test_a_run_adds_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    rows = [{"name": "a", "value": 1}, *([{"name": "b"}] if end.endswith("}") else [])]
-    new = {"name": "c", "value": 3}
+    rows, new = [{"name": "a", "value": 1}], {"name": "c", "value": 3}
 
     def complete() -> None:
         rows_command.complete(file, ["name"], [("a",), ("c",)], lambda name: new)
 
     for add in (lambda: _run(file), complete):
-        file.write_text(WHOLE + end)
+        file.write_text(WHOLE)
         add()
         assert rows_command.read(file) == [*rows, new]
-
-
-def test_tuning_goes_on_from_a_file_that_a_kill_cut_off(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(WHOLE + CUT_OFF)
-    assert tune.earlier(file, {"name": "a"}) == set()  # a row of something else
-    assert file.read_text() == WHOLE
 
 
 @pytest.mark.parametrize("content", ["[1]\n", "notes", "notes\n", "\xff\xfe"])
