@@ -15,7 +15,6 @@ import torch
 
 from benchmarks.arguments import command, writable_folder
 from benchmarks.demo import arithmetic, equation, kepler, speed
-from benchmarks.durations import duration
 
 DEFAULT_FOLDER = Path("benchmarks/out")
 
@@ -46,7 +45,7 @@ def demonstrate(options: argparse.Namespace) -> None:
     speed.run(quick=options.quick, skip_compile=options.skip_compile)
     print()
     equation.run()
-    print(f"\nDone in {duration(time.monotonic() - start)}.")
+    print(f"\nDone in {time.monotonic() - start:.0f} s.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,9 +7,7 @@ authors' code. Each seed has its data and its loss, and the losses are summed.
 
 from __future__ import annotations
 
-import functools
 import math
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,14 +19,12 @@ from benchmarks.paper import tables
 from benchmarks.paper.simple import report
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.tables import select
-from npu_kernels import formula
 from npu_kernels._jobs.driver import Progress
 from npu_kernels.env import processor
 
 OPERATIONS = ("x + y", "x * y", "x / y", "sqrt(x)")
 SEEDS, VARIANT = 20, "code"
 STRETCH = 200  # steps between two looks at the progress
-THRESHOLD = 5e-3  # below it a weight is left out of the formula
 
 
 class Trained(NamedTuple):
@@ -76,37 +72,6 @@ def _table(trained: Trained) -> None:
     print("    factor of 3.")
 
 
-def _formula(trained: Trained) -> None:
-    low, high = simple.TRAINING[VARIANT]
-    axis = torch.linspace(low, high, 41, dtype=torch.float64)
-    x = torch.cartesian_prod(axis, axis)
-    best = formula.select(trained.model, trained.best).double()
-    pruned = formula.simplify(best, x, steps=("prune",), threshold=THRESHOLD)
-    try:
-        read = functools.partial(formula.extract, pruned.module, ("x", "y"), outputs=OPERATIONS)
-        general, positive = read(), read(nonnegative=True)
-    except ImportError as error:
-        print(f"    No formula of the best seed: {error}")
-        return
-    remaining, cost = pruned.steps[-1].n_parameters, pruned.steps[-1].after
-    print(
-        "    The best seed as a formula, for x, y >= 0. Weights below "
-        f"{THRESHOLD:g} are made 0: {remaining} of\n    {pruned.n_parameters} remain, and the "
-        f"outputs move by {cost:.1e} of their size:"
-    )
-    wrap = textwrap.TextWrapper(118, "      ", " " * 16, break_long_words=False)
-    for line in positive.text().splitlines():
-        print(wrap.fill(line))
-    with torch.no_grad():
-        outputs = trained.model(x.float())[trained.best]
-    deviation = (general(x) - outputs.double()).abs().max().item()
-    print(
-        "    On the training square this formula deviates from the model by at most "
-        f"{deviation:.1e}.\n    A power of (g*x + 1 - g) is no power of x: only a gate g that has "
-        "become 0 or 1 gives an exponent of x."
-    )
-
-
 def run(folder: Path, *, steps: int = simple.STEPS, seeds: int = SEEDS) -> Trained:
     """Train, print, draw into the folder."""
     low, high = simple.TRAINING[VARIANT]
@@ -121,7 +86,6 @@ def run(folder: Path, *, steps: int = simple.STEPS, seeds: int = SEEDS) -> Train
         print(f"    ({paper}: these numbers are not comparable with its)")
     trained = train(steps=steps, seeds=seeds)
     _table(trained)
-    _formula(trained)
     path, best = folder / "arithmetic_error.png", {"NPU": trained.parameters[trained.best]}
     if available():
         report.error_surfaces(best, VARIANT, path, processor())

@@ -16,6 +16,7 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -104,10 +105,9 @@ def _columns(bodies: list[Body]) -> tuple[Tensor, Tensor]:
 
 def least_squares(bodies: list[Body]) -> tuple[float, float]:
     """(exponent, constant) of the straight line through the logarithms, without a network."""
-    x = torch.tensor([[1.0, math.log(b.axis)] for b in bodies], dtype=torch.float64)
-    y = torch.tensor([[math.log(b.period)] for b in bodies], dtype=torch.float64)
-    constant, exponent = torch.linalg.lstsq(x, y).solution[:, 0].tolist()
-    return exponent, math.exp(constant)
+    axes, periods = np.log([b.axis for b in bodies]), np.log([b.period for b in bodies])
+    exponent, constant = np.polyfit(axes, periods, 1)
+    return float(exponent), math.exp(constant)
 
 
 def _print_rounded(law: Law, bodies: list[Body]) -> None:

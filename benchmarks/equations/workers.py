@@ -38,9 +38,7 @@ def tables(count: int, rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     for equation in equations:
         generator = np.random.default_rng([len(equation.name), *equation.name.encode()])
         X = equation.draw(rows, generator)
-        y = equation(X)
-        y = y + NOISE * np.sqrt(np.mean(y**2)) * generator.standard_normal(rows)
-        problems[equation.name] = (X, y)
+        problems[equation.name] = (X, equation.measured(X, NOISE, generator))
     return problems
 
 

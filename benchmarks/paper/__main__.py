@@ -9,11 +9,9 @@ time, with Ctrl-C or harder; the same command goes on from there.
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -65,20 +63,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", type=_device, default="cpu", help=usual)
     processes = "processes; default: one per core, on a GPU one"
     add("--jobs", type=positive, metavar="N", help=processes)
+    common.set_defaults(units=None)
     variant, parents = argparse.ArgumentParser(add_help=False), [out, common]
     ran = "what the authors ran, or wrote"
     variant.add_argument("--variant", choices=VARIANTS, default=VARIANTS[0], help=ran)
     title = "all of the paper's, one by one"
-    whole_paper = commands.add_parser("all", parents=[*parents, variant], help=title)
+    commands.add_parser("all", parents=[*parents, variant], help=title)
     for name, experiment in EXPERIMENTS.items():
-        title, more = experiment.tables[0].title, [variant] if experiment.variants else []
+        title, more = experiment.table.title, [variant] if experiment.variants else []
         single = commands.add_parser(name, parents=[*parents, *more], help=title)
-        for o in experiment.options:
-            choice: Any = {"choices": o.values, "nargs": "+" if o.several else None}
-            single.add_argument(f"--{o.name}", **choice, default=o.default, help=o.help)
-            # The whole paper may be run in another way, but not in part.
-            if name in ALL and not o.several:
-                whole_paper.add_argument(f"--{o.name}", **choice, help=f"{name}: {o.help}")
+        if experiment.units:
+            single.add_argument("--units", choices=experiment.units, nargs="+", help="only these")
     report = "report and pictures again, from the tables in the folder"
     of_report = commands.add_parser("report", parents=[out], help=report)
     renew = "also renew the tables in FILE"
@@ -90,36 +85,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options of a command, checked."""
-    parser = _parser()
-    options = parser.parse_args(argv)
+    options = _parser().parse_args(argv)
     if options.experiment == "report":
         return options
-    chosen = EXPERIMENTS.get(options.experiment)
-    wrong = chosen.wrong(options) if chosen else ""
-    if wrong:
-        parser.error(wrong)
     if options.jobs is None:
         options.jobs = cores() if torch.device(options.device).type == "cpu" else 1
     return options
 
 
 # ---- one experiment after the other --------------------------------------------------------------
-
-
-def parts(options: argparse.Namespace) -> list[tuple[Experiment, argparse.Namespace]]:
-    """The experiments of a command with their options: "all" runs every value of a free option."""
-    if options.experiment != "all":
-        return [(EXPERIMENTS[options.experiment], options)]
-    runs = []
-    for experiment in (EXPERIMENTS[name] for name in ALL):
-        values_of = {o.name: getattr(options, o.name, None) for o in experiment.options}
-        free = [o for o in experiment.options if not o.several and values_of[o.name] is None]
-        for values in itertools.product(*(option.values for option in free)):
-            chosen = dict(zip((option.name for option in free), values, strict=True))
-            runs.append(
-                (experiment, argparse.Namespace(**{**vars(options), **values_of, **chosen}))
-            )
-    return runs
 
 
 def perform(
@@ -147,11 +121,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         folder.create()
         files.remove_leftovers(options.out)
-        runs = parts(options)
-        batches: list[Batch] = [b for experiment, chosen in runs for b in experiment.plan(chosen)]
+        names = ALL if options.experiment == "all" else [options.experiment]
+        chosen = [EXPERIMENTS[name] for name in names]
+        batches: list[Batch] = [b for experiment in chosen for b in experiment.plan(options)]
         total = Total(options.experiment, batches, folder)
         with total.progress:
-            complete = all(perform(*run, folder, total) for run in runs)
+            complete = all(perform(experiment, options, folder, total) for experiment in chosen)
         if not complete:
             print("stopped; what was done is kept, the same command goes on from there")
             return 130

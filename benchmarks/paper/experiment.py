@@ -70,33 +70,15 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Option:
-    """An option of the command line that only some experiments have."""
-
-    name: str  # without the dashes
-    values: tuple[str, ...]  # the choice
-    help: str  # one line
-    default: str | None = None  # a value, or None for all
-    several: bool = False  # whether it takes more than one value
-
-
-@dataclass(frozen=True)
 class Experiment:
     """A name on the command line."""
 
-    name: str
-    tables: tuple[Table, ...]  # that it can fill
+    table: Table  # that it fills
     plan: Callable[[Namespace], list[Batch]]  # the batches of a command
     published: bool = True  # whether it is in the paper; the command "all" runs these
     variants: tuple[str, ...] = VARIANTS
-    options: tuple[Option, ...] = ()  # beside those that all experiments have
-    wrong: Callable[[Namespace], str] = lambda options: ""  # with the options together
-    table: Callable[[Namespace], str] | None = None  # that a command fills; else the first
-    # All batches that may fill the table, of which `plan` has some.
-    everything: Callable[[Namespace], list[Batch]] = lambda options: []
-    subset: Callable[[Namespace], str] = lambda options: ""  # what a command leaves out
+    units: tuple[str, ...] = ()  # of which the option `--units` selects; empty: no such option
 
-    def filled(self, options: Namespace) -> Table:
-        """The table that a command fills."""
-        name = self.table(options) if self.table else self.tables[0].name
-        return next(table for table in self.tables if table.name == name)
+    @property
+    def name(self) -> str:
+        return self.table.name

@@ -44,16 +44,12 @@ W1 = torch.arange(71, dtype=torch.float64) * 0.05 - 1.0
 W2 = torch.arange(61, dtype=torch.float64) * 0.02 - 0.2
 
 
-def batches(seeds: int, variant: str, device: str) -> list[Batch]:
-    """All surfaces: one batch."""
-    runs = tuple({"inputs": inputs, "seed": seed} for seed in range(seeds) for inputs in INPUTS)
-    settings = {"variant": variant, "device": device}
-    return [Batch("gradient-surface", "all", settings, runs, 1.0, Surfaces)]
-
-
 def plan(options: Namespace) -> list[Batch]:
-    """The batches of a command."""
-    return batches(options.seeds or SURFACE_SEEDS, options.variant, options.device)
+    """All surfaces of a command: one batch."""
+    seeds = range(options.seeds or SURFACE_SEEDS)
+    runs = tuple({"inputs": inputs, "seed": seed} for seed in seeds for inputs in INPUTS)
+    settings = {"variant": options.variant, "device": options.device}
+    return [Batch("gradient-surface", "all", settings, runs, 1.0, Surfaces)]
 
 
 def draw(inputs: str, seed: int) -> Tensor:
@@ -189,27 +185,16 @@ def picture(sources: Sources, path: Path) -> bool:
     return True
 
 
+FIGURE = Entry(
+    "Figure 3",
+    "gradients with and without the gate",
+    lambda rows, models: counted(checks(*rows)),
+    "the plateau needs x2 from U(-0.05, 0.05), as in the code; the table has the text's range too",
+)
 EXPERIMENT = Experiment(
-    "gradient-surface",
-    (
-        Table(
-            "gradient-surface",
-            "The relevance gate: gradient surface",
-            COLUMNS,
-            section,
-            checks,
-            short_table,
-            picture=picture,
-            entries=(
-                Entry(
-                    "Figure 3",
-                    "gradients with and without the gate",
-                    lambda rows, models: counted(checks(*rows)),
-                    "the plateau needs x2 from U(-0.05, 0.05), as in the code; the table has the "
-                    "text's range too",
-                ),
-            ),
-        ),
+    Table(
+        "gradient-surface", "The relevance gate: gradient surface", COLUMNS, section, checks,
+        short_table, picture=picture, entries=(FIGURE,),
     ),
     plan,
-)
+)  # fmt: skip

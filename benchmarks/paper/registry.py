@@ -20,10 +20,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         large.EXPERIMENT,
         large.SNAPSHOTS,
         fsir.EXPERIMENT,
+        fsir.ACCURATE,
         single_module.EXPERIMENT,
         fitted.EXPERIMENT,
     )
 }
-TABLES: dict[str, Table] = {
-    table.name: table for experiment in EXPERIMENTS.values() for table in experiment.tables
-}
+TABLES: dict[str, Table] = {name: experiment.table for name, experiment in EXPERIMENTS.items()}

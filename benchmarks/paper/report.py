@@ -20,7 +20,7 @@ from benchmarks.marked_blocks import record_table, renew, table
 from benchmarks.paper import tables
 from benchmarks.paper.checks import Check, Entry, unmeasured
 from benchmarks.paper.experiment import Sources, Table
-from benchmarks.paper.registry import EXPERIMENTS, TABLES
+from benchmarks.paper.registry import TABLES
 from npu_kernels._jobs import files
 
 NONE = "nothing to compare: no full runs"
@@ -48,9 +48,8 @@ def is_of_full_runs(comments: list[str]) -> bool:
 def entries() -> Iterator[tuple[Entry, str, Table | None]]:
     """All entries with the command that makes ours, and their table."""
     yield from ((entry, "", None) for entry in DIAGRAMS)
-    for name, experiment in EXPERIMENTS.items():
-        for of_results in experiment.tables:
-            yield from ((entry, name, of_results) for entry in of_results.entries)
+    for name, of_results in TABLES.items():
+        yield from ((entry, name, of_results) for entry in of_results.entries)
 
 
 def rank(item: str) -> tuple[bool, bool, int]:

@@ -60,7 +60,6 @@ class Batch:
     runs: tuple[dict[str, Any], ...]  # what decides the numbers of each run
     cost: float  # expected seconds of one core, for the order and the estimate of the time left
     make: Callable[[Batch], Work] = field(compare=False)  # of a module: a worker imports it
-    turn: int = 0  # batches of a smaller turn come first
 
     @property
     def name(self) -> str:
@@ -271,9 +270,9 @@ def run(
         total: the progress of the command.
     """
     done = [batch for batch in batches if folder.is_done(batch)]
-    # By turns, in a turn the longest first, so that none runs alone at the end for long.
+    # The longest first, so that none runs alone at the end for long.
     waiting = [batch for batch in batches if not folder.is_done(batch)]
-    waiting.sort(key=lambda batch: (batch.turn, -batch.cost))
+    waiting.sort(key=lambda batch: -batch.cost)
     for batch in done:
         announce(batch, folder.result(batch))
     if done:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 
 from benchmarks.drawing import available
-from benchmarks.durations import duration
 from benchmarks.paper import report, tables
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.runner import Batch, Folder
@@ -25,10 +25,10 @@ class Session:
         folder: Folder,
     ) -> None:  # fmt: skip
         self.experiment, self.options, self.batches = experiment, options, batches
-        self.table, names = experiment.filled(options), {batch.name for batch in batches}
+        self.table, names = experiment.table, {batch.name for batch in batches}
         # Those of other commands that fill the same table.
-        everything = (b for b in experiment.everything(options) if b.name not in names)
-        beside = [batch for batch in everything if folder.is_done(batch)]
+        whole = experiment.plan(argparse.Namespace(**{**vars(options), "units": None}))
+        beside = [b for b in whole if b.name not in names and folder.is_done(b)]
         self._ordered = [*beside, *batches]
         self.results = {b.name: folder.result(b) for b in beside}  # by the batch's name
 
@@ -70,7 +70,7 @@ class Session:
     def _comments(self) -> list[str]:
         """The table's contents, the machine, the versions, the work."""
         facts, options = environment(), self.options
-        subset = self.experiment.subset(options)
+        subset = f"only {', '.join(options.units)}" if options.units else ""
         on_gpu = torch.device(options.device).type == "cuda"
         device = facts["cuda" if on_gpu else "cpu instruction set"]
         missing = sum(batch.name not in self.results for batch in self.batches)
@@ -87,5 +87,5 @@ class Session:
             ", ".join(filter(None, title)),
             f"{facts['processor']}, {facts['cores']} cores, {device}, {facts['system']}",
             f"npu_kernels {facts['npu_kernels']}, torch {facts['torch']}, Python {facts['python']}",
-            f"{duration(seconds)} of work",
+            f"{timedelta(seconds=round(seconds))} h of work",
         ]

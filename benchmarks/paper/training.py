@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import training
-from npu_kernels.fitting import FitJob
 from npu_kernels.training import _fallbacks as fallbacks
 
 ALIGNMENT = 64  # elements; a whole number of any machine's vectors
@@ -221,27 +220,6 @@ class Training:
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         """The rows of the runs, and tensors with a leading K."""
         return self._evaluate(self)
-
-
-class Fit:
-    """A fit by npu_kernels, as work for the runner; a step is Adam's, or an L-BFGS evaluation."""
-
-    def __init__(self, run: FitJob) -> None:
-        self.run, self.total, self.done = run, run.total, run.done
-
-    def advance(self, steps: int) -> None:
-        """Make another `steps` steps; fewer where no model is left."""
-        self.run.advance(steps)
-        self.done = self.run.done
-
-    def state(self) -> dict[str, Any]:
-        """All that a checkpoint needs."""
-        return self.run.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`."""
-        self.run.restore(state)
-        self.done = self.run.done
 
 
 class Optimizer:

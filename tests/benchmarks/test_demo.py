@@ -43,19 +43,14 @@ def test_arithmetic_runs_and_prints_what_it_measured(tmp_path, capsys):
     )
     assert "0.37 +- 0.23" in printed
     assert "not comparable" in printed
-    for operation in arithmetic.OPERATIONS:
-        assert any(line.startswith(f"      {operation} = ") for line in printed.splitlines())
-    deviation = next(line for line in printed.splitlines() if "this formula deviates" in line)
-    assert float(deviation.split()[-1].rstrip(".")) < 0.05  # what was pruned is small
     # On inputs without a sign nothing moves the imaginary weights.
     assert (trained.model[0].weight_im == 0).all()
 
 
-def test_without_sympy_it_says_so(tmp_path, capsys, monkeypatch):
+def test_without_sympy_it_says_so(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "sympy", None)
-    arithmetic.run(tmp_path, steps=2, seeds=2)
     kepler.run(steps=1)
-    assert capsys.readouterr().out.count("pip install 'npu_kernels[formula]'") == 2
+    assert capsys.readouterr().out.count("pip install 'npu_kernels[formula]'") == 1
 
 
 # ---- the frame -----------------------------------------------------------------------------------

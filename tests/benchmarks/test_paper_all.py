@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.paper import gradient_surface, session, tables
-from benchmarks.paper.__main__ import ALL, arguments, main, parts
+from benchmarks.paper.__main__ import ALL, main
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.large import task as large
 from benchmarks.paper.registry import EXPERIMENTS
@@ -87,7 +87,7 @@ def test_killed_and_resumed_it_ends_with_the_same_tables(
     assert main(words(tmp_path / "whole")) == 0
     results = contents(tmp_path / "killed")
     assert results == contents(tmp_path / "whole")
-    expected = {table.file for name in ALL for table in EXPERIMENTS[name].tables}
+    expected = {EXPERIMENTS[name].table.file for name in ALL}
     assert {name for name in results if name.endswith(".csv")} == expected
     assert not list((tmp_path / "killed" / "work").glob("*.checkpoint"))
     check_contents(tmp_path / "whole")
@@ -108,14 +108,3 @@ def check_contents(out: Path) -> None:
         assert any("of work" in comment for comment in comments)
         models = json.loads((out / f"{name}_models.json").read_text())
         assert len(models["RealNPU"]["parameters"]) == fsir.size("RealNPU", 6)
-
-
-def test_all_runs_every_value_of_an_option_that_is_not_given(tmp_path: Path) -> None:
-    runs = [(e.name, options.integrator) for e, options in parts(arguments(words(tmp_path)))]
-    assert [integrator for name, integrator in runs if name == "fsir"] == ["euler", "rk4"]
-    assert list(dict.fromkeys(name for name, _ in runs)) == ALL
-    chosen = parts(arguments([*words(tmp_path), "--integrator", "rk4"]))
-    assert [options.integrator for e, options in chosen if e.name == "fsir"] == ["rk4"]
-    assert [
-        options.integrator for _, options in parts(arguments(["fsir", "--out", str(tmp_path)]))
-    ] == ["euler"]

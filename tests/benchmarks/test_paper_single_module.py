@@ -17,7 +17,8 @@ CPU = torch.device("cpu")
 
 
 def batch(recipe: str, unit: str, op: str, seeds: int = 1, steps: int = 20) -> Batch:
-    return plan.batches(recipe, seeds, steps, "cpu", [unit], [op])[0]
+    batches = plan.batches(recipe, seeds, steps, "cpu", [unit])
+    return next(batch for batch in batches if batch.settings["op"] == op)
 
 
 # ---- data ----------------------------------------------------------------------------------------

@@ -6,12 +6,9 @@ from benchmarks.paper.experiment import Experiment, Table
 from benchmarks.paper.fitted import report, task
 
 EXPERIMENT = Experiment(
-    "fitted",
-    (
-        Table(
-            "fitted", "The arithmetic tasks with `npu_kernels.fit`", task.COLUMNS, report.section,
-            report.checks, report.short_table, key=task.key,
-        ),
+    Table(
+        "fitted", "The arithmetic tasks with `npu_kernels.fit`", task.COLUMNS, report.section,
+        report.checks, report.short_table, key=task.key,
     ),
     task.plan,
     published=False,

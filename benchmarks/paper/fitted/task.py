@@ -23,7 +23,7 @@ from benchmarks.paper.large import task as large
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol
-from benchmarks.paper.training import Fit, Rows
+from benchmarks.paper.training import Rows
 from npu_kernels import NAU, NPU, RealNPU
 from npu_kernels.fitting import FitJob, Recipe
 
@@ -40,9 +40,9 @@ QUICK = Recipe(rungs=((20, 1.0),), refine=10, settle=5)
 ZERO = 1e-2  # parameters above this count, as in the large task of the code
 
 
-def batches(seeds: int | None, quick: bool, variant: str, device: str) -> list[Batch]:
-    """The work: a simple run for each seed, a large one for each seed and operation."""
-    planned = []
+def plan(options: Namespace) -> list[Batch]:
+    """The batches of a command: a simple run for each seed, a large one for each and operation."""
+    planned, quick = [], options.quick
     for task_set, tasks in (("simple", ["all"]), ("large", list(large.TASKS))):
         for model in MODELS:
             more = [
@@ -53,20 +53,15 @@ def batches(seeds: int | None, quick: bool, variant: str, device: str) -> list[B
                 settings = {
                     "task_set": task_set, "model": model, "task": task,
                     "starts": QUICK_STARTS if quick else starts, "quick": quick,
-                    "variant": variant, "device": device,
+                    "variant": options.variant, "device": options.device,
                 }  # fmt: skip
                 cost = 1.0 if task_set == "simple" else 5.0
-                for seed in range(seeds or (QUICK_SEEDS if quick else SEEDS[task_set])):
+                for seed in range(options.seeds or (QUICK_SEEDS if quick else SEEDS[task_set])):
                     run = ({"seed": seed},)
                     planned.append(
                         Batch("fitted", f"{label}-{seed:04d}", settings, run, cost, Fitted)
                     )
     return planned
-
-
-def plan(options: Namespace) -> list[Batch]:
-    """The batches of a command."""
-    return batches(options.seeds, options.quick, options.variant, options.device)
 
 
 def data(task_set: str, task: str, seed: int, variant: str) -> tuple[Tensor, Tensor]:
@@ -81,7 +76,7 @@ def data(task_set: str, task: str, seed: int, variant: str) -> tuple[Tensor, Ten
     return x, record.operation(*large.sums(x)).unsqueeze(1)
 
 
-class Fitted(Fit):
+class Fitted(FitJob):
     """One fit of a task."""
 
     def __init__(self, batch: Batch) -> None:
@@ -97,11 +92,11 @@ class Fitted(Fit):
             model = nn.Sequential(first, unit(size, 1, num_models=k))
         x, y = data(task_set, self.settings["task"], self.seed, variant)
         recipe, model = QUICK if self.settings["quick"] else Recipe(), model.to(self.device)
-        super().__init__(FitJob(model, x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit"))
+        super().__init__(model, x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit")
 
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         """A row for each operation, and the model's parameters ``[1, P]``."""
-        fit, task, variant = self.run.result(), self.settings["task"], self.settings["variant"]
+        fit, task, variant = self.result(), self.settings["task"], self.settings["variant"]
         models, where = fit.models, (torch.float32, self.device)
         if self.settings["task_set"] == "simple":
             errors, rows = simple.evaluate_errors(models, 1, *where), simple.ROWS

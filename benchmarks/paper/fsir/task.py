@@ -47,7 +47,6 @@ from npu_kernels.optim.lbfgs import LBFGS
 
 COLUMNS = ("model", "h", "beta", "run", "mse", "n_params", "first_mse", "iterations")
 MODELS = ("NPU", "RealNPU", "Dense")
-INTEGRATORS = ("euler", "rk4")
 WIDTHS = (6, 9, 12, 15, 20)
 BETAS = (0.0, 0.01, 0.1, 1.0)
 RUNS = 5
@@ -160,13 +159,13 @@ def truth() -> Tensor:
 # ---- work ----------------------------------------------------------------------------------------
 
 
-def plan(options: Namespace) -> list[Batch]:
+def plan(options: Namespace, integrator: str) -> list[Batch]:
     """The batches of a command; `seeds` are the runs of each model, width and beta."""
     steps, iterations = (QUICK_STEPS, QUICK_ITERATIONS) if options.quick else (STEPS, ITERATIONS)
     widths = QUICK_WIDTHS if options.quick else WIDTHS
     runs = options.seeds or (QUICK_RUNS if options.quick else RUNS)
-    integrator, variant, device = options.integrator, options.variant, options.device
-    return batches(MODELS, widths, runs, steps, iterations, integrator, variant, device)
+    numbers = runs, steps, iterations
+    return batches(MODELS, widths, *numbers, integrator, options.variant, options.device)
 
 
 def batches(

@@ -106,7 +106,7 @@ def counted(rows: Rows) -> str:
     """Say how many runs of those planned are made, and how many cells have enough of them."""
     counts = [len(runs["own"]) for cell, runs in cells(rows) if authors(cell)]
     enough = sum(count >= FEWEST for count in counts)
-    planned = sum(count for *_, count in snapshots.ways(POINTS)) * len(large.TASKS)
+    planned = sum(count for *_, count in snapshots.ways()) * len(large.TASKS)
     return (
         f"{len(rows)} of {planned} runs are made. {enough} of "
         f"{len(large.TASKS) * len(large.MODELS)} cells (task and model, the authors' start of the "

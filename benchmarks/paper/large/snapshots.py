@@ -16,6 +16,7 @@ is rather too wide.
 
 from __future__ import annotations
 
+import itertools
 import math
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,6 @@ from benchmarks.paper.summary import FEWEST, Statistic, divided, quantiles, samp
 from benchmarks.paper.tables import Rows, select
 
 SNAPSHOTS = 41
-BATCH_SEEDS = 5  # of a batch, after the first
 SEEDS = {"own": 10, "shared": 6}  # six are enough for an interval
 NALU_SEEDS = {"own": 6, "shared": 2}  # one takes as long as six of another model
 VARIANT_SEEDS = 6  # of the gate's other start
@@ -47,51 +47,32 @@ COLUMNS = (
 # ---- plan ----------------------------------------------------------------------------------------
 
 
-def ways(points: Sequence[str]) -> Iterator[tuple[str, str, float | None, int]]:
-    """Points, model, start of the gate and number of seeds; variants late, the slow NALU last."""
-    for where in points:
-        for model in large.MODELS:
-            if model != "NALU":
-                yield where, model, GATES.get(model, (None,))[0], SEEDS[where]
-    if "own" in points:
-        for model, (_, other) in GATES.items():
-            yield "own", model, other, VARIANT_SEEDS
-    for where in points:
-        yield where, "NALU", None, NALU_SEEDS[where]
+def ways() -> Iterator[tuple[str, str, float | None, int]]:
+    """Points, model, start of the gate and number of seeds."""
+    for where, model in itertools.product(POINTS, large.MODELS):
+        count = (NALU_SEEDS if model == "NALU" else SEEDS)[where]
+        yield where, model, GATES.get(model, (None,))[0], count
+    for model, (_, other) in GATES.items():
+        yield "own", model, other, VARIANT_SEEDS
 
 
-def plan(options: Namespace, points: Sequence[str] | None = None) -> list[Batch]:
-    """The batches of a command: first seeds of all tasks and models come before second ones."""
+def plan(options: Namespace) -> list[Batch]:
+    """The batches of a command."""
     steps = large.QUICK_STEPS if options.quick else large.TRAINING_STEPS
     seeds = options.seeds or (large.QUICK_SEEDS if options.quick else None)
     planned: list[Batch] = []
-    chosen = [p for p in POINTS if p in (points or options.points or POINTS)]
-    for block in range(1 + math.ceil(((seeds or max(SEEDS.values())) - 1) / BATCH_SEEDS)):
-        # Seed 0, then 1 to 5, 6 to 10: more seeds repeat none.
-        first = 1 + BATCH_SEEDS * (block - 1) if block else 0
-        for where, model, gate, count in ways(chosen):
-            settings = {"model": model, "variant": "code", "device": options.device}
-            settings |= {"points": where, "gate": gate, "snapshots": SNAPSHOTS}
-            runs = [
-                {"task": task, "seed": seed, "steps": steps, "beta_start": record.beta_start}
-                for seed in range(first, min(1 + BATCH_SEEDS * block, seeds or count))
-                for task, record in large.TASKS.items()
-            ]
-            for part in chunks(runs, large.LARGEST_BATCH[large.DTYPES.get(model, torch.float32)]):
-                label = f"{model}-{where}-{gate or 'none'}-{part[0]['task']}-{part[0]['seed']:04d}"
-                batch = large.batch_of("large-snapshots", label, settings, part, turn=len(planned))
-                planned.append(batch)
+    for where, model, gate, count in ways():
+        settings = {"model": model, "variant": "code", "device": options.device}
+        settings |= {"points": where, "gate": gate, "snapshots": SNAPSHOTS}
+        runs = [
+            {"task": task, "seed": seed, "steps": steps, "beta_start": record.beta_start}
+            for seed in range(seeds or count)
+            for task, record in large.TASKS.items()
+        ]
+        for part in chunks(runs, large.LARGEST_BATCH[large.DTYPES.get(model, torch.float32)]):
+            label = f"{model}-{where}-{gate or 'none'}-{part[0]['task']}-{part[0]['seed']:04d}"
+            planned.append(large.batch_of("large-snapshots", label, settings, part))
     return planned
-
-
-def everything(options: Namespace) -> list[Batch]:
-    """The batches of all points: what a command leaves out fills the same table."""
-    return plan(options, POINTS)
-
-
-def subset(options: Namespace) -> str:
-    chosen = options.points or POINTS
-    return "" if set(chosen) == set(POINTS) else f"only {', '.join(chosen)} points"
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -156,13 +156,12 @@ def batches(
 
 
 def batch_of(
-    experiment: str, label: str, settings: dict[str, Any], members: Sequence[dict[str, Any]],
-    turn: int = 0,
-) -> Batch:  # fmt: skip
+    experiment: str, label: str, settings: dict[str, Any], members: Sequence[dict[str, Any]]
+) -> Batch:
     """Runs that train in one call: of one model, with the same number of steps."""
     (steps,) = {run["steps"] for run in members}
     cost = 3.4e-6 * steps * (PER_STEP + MODELS[settings["model"]] * len(members))
-    return Batch(experiment, label, {**settings, "steps": steps}, tuple(members), cost, make, turn)
+    return Batch(experiment, label, {**settings, "steps": steps}, tuple(members), cost, make)
 
 
 def plan(options: Namespace) -> list[Batch]:

@@ -12,13 +12,12 @@ says ("paper"):
 Both: 20,000 steps of 100 fresh rows, the last iterate, Dense with 10 hidden units, NALU in float64.
 
 The error is the mean of |model - f| on a grid with negative numbers, for the root on a positive
-one. With some of the operations only, a model has one output for each of them.
+one.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,11 +58,6 @@ class Recipe:
     rate: float = 0.005
     dtype: torch.dtype = torch.float32
     cost: tuple[int, int] = (0, 0)  # of a step in 4 microseconds: once, and per model; for the time
-
-    def answering(self, operations: Sequence[str]) -> tuple[tuple[str, int, int], ...]:
-        """The stack with one output for each operation."""
-        *first, (name, inputs, _) = self.stack
-        return *first, (name, inputs, len(operations))
 
 
 def _two(first: str, second: str) -> tuple[tuple[str, int, int], ...]:
@@ -107,12 +101,10 @@ class Data:
     """A fresh batch for each step and seed, from the stream ("simple data", seed, block)."""
 
     def __init__(
-        self, seeds: Sequence[int], variant: str, dtype: torch.dtype, device: torch.device,
-        operations: Sequence[str] = TASKS,
-    ) -> None:  # fmt: skip
+        self, seeds: Sequence[int], variant: str, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.seeds, self.dtype, self.device = seeds, dtype, device
         self.low, self.high = TRAINING[variant]
-        self.columns = [TASKS.index(task) for task in operations]
         self._blocks = Blocks(BLOCK, self._draw)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
@@ -130,33 +122,27 @@ class Data:
         generators = (stream("simple data", seed, block) for seed in self.seeds)
         draws = [torch.rand(BLOCK, ROWS, 2, generator=generator) for generator in generators]
         x = torch.stack(draws).to(self.device).mul_(self.high - self.low).add_(self.low)
-        y = targets(x)
-        y = y if len(self.columns) == len(TASKS) else y[..., self.columns]
-        return tuple(part.to(self.device, self.dtype) for part in (x, y))
+        return tuple(part.to(self.device, self.dtype) for part in (x, targets(x)))
 
 
-def plan(options: Namespace, models: Sequence[str] | None = None) -> list[Batch]:
-    """The batches of a command, or of other models with its settings."""
+def plan(options: Namespace) -> list[Batch]:
+    """The batches of a command."""
     steps = QUICK_STEPS if options.quick else STEPS
     seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
-    models = models or options.units or list(RECIPES)
-    operations = options.operations or TASKS
-    return batches(models, seeds, steps, options.variant, options.device, operations)
+    models = options.units or list(RECIPES)
+    return batches(models, seeds, steps, options.variant, options.device)
 
 
 def batches(
-    models: Sequence[str], seeds: int, steps: int, variant: str, device: str,
-    operations: Sequence[str] = TASKS,
-) -> list[Batch]:  # fmt: skip
+    models: Sequence[str], seeds: int, steps: int, variant: str, device: str
+) -> list[Batch]:
     """The work: batches of seeds of one model."""
-    chosen = [task for task in TASKS if task in operations]
-    part = {} if len(chosen) == len(TASKS) else {"operations": chosen}
     largest = LARGEST_BATCH if torch.device(device).type == "cpu" else LARGEST_GPU_BATCH
     return [
         Batch(
             experiment="simple",
             label=f"{model}-{chunk[0]:04d}",
-            settings={"model": model, "steps": steps, "variant": variant, "device": device, **part},
+            settings={"model": model, "steps": steps, "variant": variant, "device": device},
             runs=tuple({"seed": seed} for seed in chunk),
             cost=4e-6 * steps * (RECIPES[model].cost[0] + RECIPES[model].cost[1] * len(chunk)),
             make=make,
@@ -166,20 +152,13 @@ def batches(
     ]
 
 
-def operations_of(batch: Batch) -> Sequence[str]:
-    """The operations that the models of a batch learn, output by output."""
-    operations: Sequence[str] = batch.settings.get("operations", TASKS)
-    return operations
-
-
 def make(batch: Batch) -> Training:
     """The models of a batch at their start."""
     model, variant = batch.settings["model"], batch.settings["variant"]
     device = torch.device(batch.settings["device"])
     recipe, seeds = RECIPES[model], [run["seed"] for run in batch.runs]
     optimizer, rate = settings(model, variant)
-    operations = operations_of(batch)
-    module = build(recipe.answering(operations), len(seeds), recipe.dtype, variant)
+    module = build(recipe.stack, len(seeds), recipe.dtype, variant)
     start_(module, seeds, "simple start")
     module.to(device)
 
@@ -187,16 +166,14 @@ def make(batch: Batch) -> Training:
         return (Adam if optimizer == "Adam" else RMSProp)(buffer.flat, rate)
 
     def evaluate(training: Training) -> tuple[Rows, dict[str, Tensor]]:
-        errors = evaluate_errors(training.module, len(seeds), recipe.dtype, device, operations)
-        missing = torch.full((len(seeds),), math.nan)
-        columns = {task: errors.get(task, missing).tolist() for task in TASKS}
+        errors = evaluate_errors(training.module, len(seeds), recipe.dtype, device)
         rows = [
-            {"model": model, "seed": seed, **{task: columns[task][k] for task in TASKS}}
+            {"model": model, "seed": seed, **{task: float(errors[task][k]) for task in TASKS}}
             for k, seed in enumerate(seeds)
         ]
         return rows, {"parameters": training.buffer.per_model().cpu()}
 
-    data = Data(seeds, variant, recipe.dtype, device, operations)
+    data = Data(seeds, variant, recipe.dtype, device)
     steps = batch.settings["steps"]
     if variant == "paper" and model == "iNALU":
         return INALUTraining(module, make_optimizer, data, steps, evaluate, seeds=seeds)
@@ -211,48 +188,39 @@ def make(batch: Batch) -> Training:
 
 @torch.no_grad()
 def evaluate_errors(
-    module: nn.Module, models: int, dtype: torch.dtype, device: torch.device,
-    operations: Sequence[str] = TASKS,
-) -> dict[str, Tensor]:  # fmt: skip
+    module: nn.Module, models: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
     """Mean of |model - f| of each model on each task's grid, ``[K]``."""
     errors = {}
-    for index, task in enumerate(operations):
+    for index, task in enumerate(TASKS):
         x = grid(task)
-        expected = targets(x)[:, TASKS.index(task)].to(device, dtype)
+        expected = targets(x)[:, index].to(device, dtype)
         y = module(x.to(device, dtype).expand(models, -1, -1))[..., index]
         errors[task] = (y - expected).abs().mean(1)
     return errors
 
 
 @torch.no_grad()
-def surface(
-    model: str, variant: str, parameters: Tensor, task: str, axis: Tensor,
-    operations: Sequence[str] = TASKS,
-) -> Tensor:  # fmt: skip
+def surface(model: str, variant: str, parameters: Tensor, task: str, axis: Tensor) -> Tensor:
     """|model - f| of a trained model ``[P]`` over ``axis x axis``: ``[N, N]``, first index x."""
-    recipe = RECIPES[model]
-    module = build(recipe.answering(operations), 1, recipe.dtype, variant)
+    recipe, index = RECIPES[model], TASKS.index(task)
+    module = build(recipe.stack, 1, recipe.dtype, variant)
     vector_to_parameters(parameters.to(recipe.dtype), module.parameters())
     x = _pairs(axis.float())
-    y = module(x.to(recipe.dtype).unsqueeze(0))[0, :, list(operations).index(task)]
-    error = y - targets(x)[:, TASKS.index(task)]
+    error = module(x.to(recipe.dtype).unsqueeze(0))[0, :, index] - targets(x)[:, index]
     return error.abs().view(len(axis), len(axis))
 
 
 def keep_best(results: Sequence[tuple[Batch, dict[str, Any]]], path: Path) -> None:
     """Write the parameters of each model's best seed, by the sum of its errors, and the machine."""
     best: dict[str, tuple[float, Tensor]] = {}
-    operations = operations_of(results[0][0])
     for _, result in results:
         for row, parameters in zip(result["rows"], result["tensors"]["parameters"], strict=True):
-            error = sum(row[task] for task in operations)
+            error = sum(row[task] for task in TASKS)
             if row["model"] not in best or error < best[row["model"]][0]:
                 best[row["model"]] = error, parameters
     chosen = {model: best[model][1].tolist() for model in RECIPES if model in best}
-    content: dict[str, Any] = {"processor": processor(), "models": chosen}
-    if len(operations) < len(TASKS):
-        content["operations"] = operations
-    files.write(path, json.dumps(content) + "\n")
+    files.write(path, json.dumps({"processor": processor(), "models": chosen}) + "\n")
 
 
 def key(row: dict[str, Any]) -> tuple[int, int]:

@@ -17,33 +17,32 @@ from torch import Tensor
 
 from benchmarks.paper.runner import Batch, Work
 from benchmarks.paper.single_module import task
-from benchmarks.paper.single_module import task as single_module
 from benchmarks.paper.single_module.task import BATCH_ROWS, Data, SingleModule
-from benchmarks.paper.training import Fit, Rows
+from benchmarks.paper.training import Rows
 from npu_kernels.fitting import FitJob
 
 
-class Best(Fit):
+class Best(FitJob):
     """All seeds and ranges of a unit and operation."""
 
     def __init__(self, batch: Batch) -> None:
         self.settings, self.runs = batch.settings, batch.runs
         settings, self.device = batch.settings, torch.device(batch.settings["device"])
         seeds = [run["seed"] for run in batch.runs]
-        unit = single_module.RECIPES["best"][settings["unit"]]
+        unit = task.RECIPES["best"][settings["unit"]]
         x, y = rows(list(dict.fromkeys(seeds)), settings["op"], settings["rows"], self.device)
         models = unit.make(len(seeds) * settings["starts"]).to(self.device)
-        super().__init__(FitJob(models, x, y, seeds))
+        super().__init__(models, x, y, seeds)
 
     @torch.no_grad()
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         """The rows of the runs, and their models' parameters ``[K, P]``."""
-        fit, op = self.run.result(), self.settings["op"]
+        fit, op = self.result(), self.settings["op"]
         models = fit.models
-        assert isinstance(models, single_module.Layer)
-        tests = single_module.answered("test", op, self.device)
-        errors = single_module.mean_square_error(models, *tests).nan_to_num(nan=math.inf)
-        sparsity, table = single_module.sparsity_error(models), []
+        assert isinstance(models, task.Layer)
+        tests = task.answered("test", op, self.device)
+        errors = task.mean_square_error(models, *tests).nan_to_num(nan=math.inf)
+        sparsity, table = task.sparsity_error(models), []
         for k, run in enumerate(self.runs):
             values = {
                 "test_mse": float(errors[k]),
@@ -52,7 +51,7 @@ class Best(Fit):
                 "last_mse": float(errors[k]),
                 "steps": float(fit.n_rows[k]) / BATCH_ROWS,
             }
-            table.append(single_module.table_row(self.settings, run, values))
+            table.append(task.table_row(self.settings, run, values))
         parameters = torch.cat([p.flatten(1) for p in models.parameters()], 1).cpu()
         return table, {"parameters": parameters}
 
@@ -69,31 +68,15 @@ def rows(seeds: list[int], op: str, count: int, device: torch.device) -> tuple[T
 
 def plan(options: Namespace) -> list[Batch]:
     """The batches of a command."""
-    return _of_recipe(options, options.recipe, options.units, options.operations)
-
-
-def everything(options: Namespace) -> list[Batch]:
-    """The batches of every recipe: they share the table."""
-    return [batch for recipe in task.RECIPES for batch in _of_recipe(options, recipe)]
-
-
-def _of_recipe(options: Namespace, recipe: str, *chosen: Sequence[str] | None) -> list[Batch]:
     seeds = options.seeds or (task.QUICK_SEEDS if options.quick else task.SEEDS)
-    steps = task.QUICK_STEPS if options.quick else task.STEPS
-    return batches(recipe, seeds, steps, options.device, *chosen)
-
-
-def wrong(options: Namespace) -> str:
-    """What is wrong with a command's options; empty if nothing."""
-    unknown = sorted(set(options.units or ()) - set(task.RECIPES[options.recipe]))
-    text = f"argument --units: recipe {options.recipe} has no {', '.join(unknown)}"
-    return text if unknown else ""
+    steps, units = task.QUICK_STEPS if options.quick else task.STEPS, options.units
+    works = (batches(name, seeds, steps, options.device, units) for name in task.RECIPES)
+    return [batch for of_recipe in works for batch in of_recipe]
 
 
 def batches(
-    recipe: str, seeds: int, steps: int, device: str, units: Sequence[str] | None = None,
-    operations: Sequence[str] | None = None,
-) -> list[Batch]:  # fmt: skip
+    recipe: str, seeds: int, steps: int, device: str, units: Sequence[str] | None = None
+) -> list[Batch]:
     """The work of a recipe: one batch for each unit and operation."""
     fit = {"starts": task.STARTS, "rows": task.FIT_ROWS}
     more = {"device": device, **(fit if recipe == "best" else {"steps": steps})}
@@ -109,7 +92,7 @@ def batches(
         )
         for unit, record in task.RECIPES[recipe].items()
         if units is None or unit in units
-        for op in operations or task.OPERATIONS
+        for op in task.OPERATIONS
     ]
 
 

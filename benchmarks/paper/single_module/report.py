@@ -191,9 +191,6 @@ def checks(rows: Rows) -> list[Check]:
 # ---- the picture ---------------------------------------------------------------------------------
 
 
-SHORT_NAMES = {"plain": "plain", "fixed": "fixes", "best": "fit"}  # recipes of training
-
-
 def picture(sources: Sources, path: Path) -> bool:
     """Draw a panel for each operation; the report's tables have the steps and sparsity errors."""
     runs = cells(sources.rows)
@@ -211,7 +208,7 @@ def picture(sources: Sources, path: Path) -> bool:
                     axis.text(x, y, f"{100 * part:.0f}", ha="center", va="center", **look)
         axis.set_title(f"a {SIGNS[op]} b")
         axis.set_xticks([])
-        labels = [f"{unit}, {SHORT_NAMES[recipe]}" for recipe, unit in series]
+        labels = [f"{unit}, {GUIDE[recipe].strip('`')}" for recipe, unit in series]
         axis.set_yticks(range(len(labels)), labels)
     turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
     axis.set_xticks(range(len(RANGES)), list(RANGES), **turned)
