@@ -26,17 +26,14 @@ def read(*paths: Path, missing_ok: bool = False, needed: Sequence[str] = ()) -> 
     missing_ok: a file that is not there has no rows. needed: keys that every row has.
     """
     existing = [path for path in paths if path.exists() or not missing_ok]
-    return [row for path in existing for row in _rows(path, _text(path), needed)]
+    return [row for path in existing for row in _rows(path, needed)]
 
 
-def _text(path: Path) -> str:
+def _rows(path: Path, needed: Sequence[str]) -> list[Row]:
     try:
-        return path.read_text()
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"cannot read {path}: {error}") from None
-
-
-def _rows(path: Path, text: str, needed: Sequence[str]) -> list[Row]:
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():

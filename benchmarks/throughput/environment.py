@@ -58,12 +58,6 @@ def named_threads(count: int) -> str:
     return f"{count} thread{'s' if count > 1 else ''}"
 
 
-def instruction_set() -> str:
-    """What our kernels use, or why they do not run."""
-    runs, reason = cpu.available()
-    return cpu.isa() if runs else f"none: {reason}"
-
-
 def _git(*words: str) -> bytes | None:
     """The output of git in this repository; None without one."""
     try:
@@ -107,12 +101,13 @@ def _version(package: str) -> str | None:
 def describe(device: Device = DEVICES["cpu"]) -> dict[str, Any]:
     """The facts that every row of a run carries; the load average tells of other work."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    runs, reason = cpu.available()
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "processor": processor(),
         "processor_model": processor_model(),
         "cores": cores(),
-        "instruction_set": instruction_set(),
+        "instruction_set": cpu.isa() if runs else f"none: {reason}",
         "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
         "load_average": None if load is None else round(load, 2),
         "system": platform.platform(),

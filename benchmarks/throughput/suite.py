@@ -149,26 +149,18 @@ def show(row: Row) -> str:
     return line
 
 
-def losses(rows: Sequence[Row]) -> list[str]:
-    """Sentences on each rival that computes the same faster than ours, where the times can tell."""
-    return [
-        f"{Case.from_dict(row)}, {row['threads']} threads: {row['rival']} takes "
-        f"{row['ratio']:.2f} of our time"
-        for row in rows
-        if row["ratio"] < 1 and _judged(row) and not timing.doubtful(row)
-    ]
-
-
 def verdict(rows: Sequence[Row], nobody: str) -> list[str]:
     """Lines: where we lose, or `nobody` was faster; and how many rows are too doubtful to say."""
-    judged = [row for row in rows if _judged(row)]
-    doubts, lost = sum(map(timing.doubtful, judged)), losses(judged)
+    judged = [row for row in rows if row["rival"] not in (rivals.OURS, *rivals.YARDSTICKS)]
+    doubts = sum(map(timing.doubtful, judged))
+    lost = [
+        f"{Case.from_dict(row)}, {row['threads']} threads: {row['rival']} takes "
+        f"{row['ratio']:.2f} of our time"
+        for row in judged
+        if row["ratio"] < 1 and not timing.doubtful(row)
+    ]
     lines = ["Where we lose:", *(f"  {line}" for line in lost)] if lost else []
     if doubts:
         share = f"{doubts} of {len(judged)} ratios are marked with ?"
         lines.append(f"No verdict: {share}, {timing.DOUBT}.")
     return lines or [nobody]
-
-
-def _judged(row: Row) -> bool:
-    return row["rival"] not in (rivals.OURS, *rivals.YARDSTICKS)

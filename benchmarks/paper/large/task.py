@@ -137,15 +137,15 @@ def runs(model: str, seeds: int | None, steps: int, variant: str) -> Iterator[di
                 yield {"task": name, "seed": seed, "steps": length, "beta_start": beta}
 
 
-def batches(
-    models: Sequence[str], seeds: int | None, steps: int, variant: str, device: str
-) -> list[Batch]:
-    """The work: runs of one model with the same number of steps train in one call."""
+def plan(options: Namespace) -> list[Batch]:
+    """The batches of a command: a model's runs with the same number of steps train in one call."""
+    steps = QUICK_STEPS if options.quick else TRAINING_STEPS
+    seeds = options.seeds or (QUICK_SEEDS if options.quick else None)
     planned = []
-    for model in models:
-        settings = {"model": model, "variant": variant, "device": device}
+    for model in MODELS:
+        settings = {"model": model, "variant": options.variant, "device": options.device}
         by_steps: dict[int, list[dict[str, Any]]] = {}
-        for run in runs(model, seeds, steps, variant):
+        for run in runs(model, seeds, steps, options.variant):
             by_steps.setdefault(run["steps"], []).append(run)
         for members in by_steps.values():
             members.sort(key=lambda run: (run["seed"], run["task"]))
@@ -162,13 +162,6 @@ def batch_of(
     (steps,) = {run["steps"] for run in members}
     cost = 3.4e-6 * steps * (PER_STEP + MODELS[settings["model"]] * len(members))
     return Batch(experiment, label, {**settings, "steps": steps}, tuple(members), cost, make)
-
-
-def plan(options: Namespace) -> list[Batch]:
-    """The batches of a command."""
-    steps = QUICK_STEPS if options.quick else TRAINING_STEPS
-    seeds = options.seeds or (QUICK_SEEDS if options.quick else None)
-    return batches(list(MODELS), seeds, steps, options.variant, options.device)
 
 
 def key(row: dict[str, Any]) -> tuple[int, int, int]:
