@@ -1,24 +1,24 @@
-"""Functions of the layers, without parameters of their own: check, choose, call.
+"""Functional forms of the layers: the weights are arguments.
 
 All functions take any leading batch shape and any strides. With weights that have a leading model
 dimension K they compute K independent layers in one call: ``x [K, ..., I]`` gives every model its
 own rows, a two-dimensional ``x [B, I]`` is shared by all models, and the result is ``[K, ..., O]``.
 
 Dtypes: float32 and float64 are computed as they are; float16 and bfloat16 tensors are computed in
-float32 and the result is cast back (on a GPU within the kernels, which keep y and s for the
-backward in the result's dtype). Under `torch.autocast` float16, bfloat16 and float32 tensors, also
-mixed, are computed in float32 and the result is float32, as for ``log``, ``exp`` and ``prod``. As
-for these, autocast does not cast float64: float64 tensors alone give float64. All tensors of a call
-have one dtype (autocast lifts this for all but float64) and one device.
+float32 and the result is cast back (on a GPU within the kernels, which save the result for the
+backward in its own dtype). Under `torch.autocast` float16, bfloat16 and float32 tensors, also
+mixed, are computed in float32 and the result is float32, as for ``log``, ``exp`` and ``prod``.
+Autocast never casts float64, neither here nor for them: float64 tensors alone give float64. All
+tensors of a call have one dtype (autocast lifts this for all but float64) and one device.
 
 Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend
 that cannot run.
 
-Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model
-dimension. They also compute under one level of `torch.func.grad`, `grad_and_value` or `vjp`. Under
-deeper levels, other `torch.func` transforms and forward-mode differentiation the eager
-implementation computes, so that every mode is correct. On the CPU the NPU's tangents are computed
-by a kernel unless they must be differentiable. `torch.jit.trace` records the eager implementation,
+The fused kernels are used under `torch.func.vmap` (a vmap over weights is one call with a model
+dimension) and under one level of `torch.func.grad`, `grad_and_value` or `vjp`. The eager
+implementation is used under deeper levels, under other `torch.func` transforms and in forward-mode
+differentiation. The exception: on the CPU a kernel computes the NPU's tangents, unless they must be
+differentiable. `torch.jit.trace` records the eager implementation,
 which has derivatives wherever the traced module runs. `torch.fx.symbolic_trace` records each
 function as one call.
 """
@@ -180,7 +180,8 @@ def nmru(
             the published code adds float32's machine epsilon, and so does `NMRU`.
         clip: ``M = min(max(weight, 0), 1)``; false uses the weight as it is. The cosine always uses
             the unclipped weight.
-        sign: "product", the signs of the factors, or "separate".
+        sign: how the sign of y is computed: "product" of the signs of the factors, or "separate",
+            by the cosine of the formula.
 
     Returns ``[..., O]`` or ``[K, ..., O]``. x' and the factors are never stored.
 

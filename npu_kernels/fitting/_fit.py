@@ -95,7 +95,7 @@ def fit(
 
     Scales: y may have any scale from 1e-30 to 1e30 if the last layer is an ``NAU(clip=False)``.
     x may have any such scale if the first layer is an ``NAU(clip=False)``, or a `RealNPU` followed
-    by an ``NAU(clip=False)``. To a model that ends with a power layer of one output, an
+    by an ``NAU(clip=False)``. If a model ends with an NPU, RealNPU or NaiveNPU of one output, an
     ``NAU(clip=False)`` is appended for the coefficient, and removed if the coefficient is 1. A
     first `NPU` or `NaiveNPU`, and layers with clipped weights, need data of a magnitude near 1.
     Coefficients are rounded only if the data are exact.

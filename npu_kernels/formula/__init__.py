@@ -16,13 +16,19 @@
 from npu_kernels.formula._code import TorchFunction
 from npu_kernels.formula._models import as_fraction, nearest_fraction, select
 from npu_kernels.formula._reading import Formula, extract
-from npu_kernels.formula._simplify import Change, SimplifyResult, Step, relative_error, simplify
+from npu_kernels.formula._simplify import (
+    Change,
+    SimplifyResult,
+    SimplifyStep,
+    relative_error,
+    simplify,
+)
 
 __all__ = [
     "Change",
     "Formula",
     "SimplifyResult",
-    "Step",
+    "SimplifyStep",
     "TorchFunction",
     "as_fraction",
     "extract",

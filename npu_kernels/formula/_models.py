@@ -130,7 +130,7 @@ def check_model(function: str, layers: dict[str, Layer], model: int | None) -> i
         if is_whole(model) and -count <= model < count:
             return int(model) % count
         rule = f"an index into the {count} models"
-    raise ValueError(f"{function}: model must be {rule}, got {model!r}")
+    raise ValueError(f"{function}: model_index must be {rule}, got {model!r}")
 
 
 def value(layer: Layer, name: str, model: int | None) -> Tensor | None:
@@ -157,12 +157,12 @@ def epsilon(layer: Layer) -> float:
     return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
 
 
-def select(module: nn.Module, model: int | None = None) -> nn.Module:
+def select(module: nn.Module, model_index: int | None = None) -> nn.Module:
     """Return one model of a batch of models, as a copy without the model dimension.
 
     Args:
         module: a layer of this package, a Linear, or a Sequential of these, nested or not.
-        model: index of the model; None if the layers have no `num_models`: copies the module.
+        model_index: index of the model; None if the layers have no `num_models`: copies the module.
 
     Raises TypeError for other modules, ValueError for an index out of range or layers of different
     `num_models`.
@@ -175,7 +175,7 @@ def select(module: nn.Module, model: int | None = None) -> nn.Module:
         torch.Size([100, 1])
     """
     layers = layers_of("select", module, any_call=True)
-    index = check_model("select", layers, model)
+    index = check_model("select", layers, model_index)
     for name, layer in layers.items():
         if hasattr(layer, "parametrizations"):
             raise ValueError(f"select: layer {name!r} must not be parametrized")

@@ -163,7 +163,7 @@ def extract(
     inputs: Sequence[Any] | None = None,
     *,
     outputs: Sequence[str] | None = None,
-    model: int | None = None,
+    model_index: int | None = None,
     eps: bool = False,
     nonnegative: bool | Collection[str] | Any = False,
     max_denominator: int = 12,
@@ -176,8 +176,8 @@ def extract(
             at most some tens of hidden units. If parameters are sharded (FSDP2, DTensor), every
             rank must call it.
         inputs: I names, or sympy symbols with their own assumptions; default x0, x1, ...
-        outputs: O names; default y0, y1, ...
-        model: index of the model if the layers have `num_models`.
+        outputs: O names; default y0, y1, ..., or y if there is one output.
+        model_index: index of the model if the layers have `num_models`.
         eps: True keeps the eps of the layers: the expressions equal the model up to rounding at
             every input, also at 0. Exception: where ``cos(pi / 2)`` is an input of another power
             layer, the formula has 0 and the model the rounding error of the cosine.
@@ -216,7 +216,7 @@ def extract(
     """
     sympy = require_sympy()
     layers = layers_of("extract", module)
-    index = check_model("extract", layers, model)
+    index = check_model("extract", layers, model_index)
     max_denominator = check_denominator("extract", "max_denominator", max_denominator)
     chain = list(layers.values())
     symbols = _symbols(sympy, inputs, chain[0].in_features, nonnegative)

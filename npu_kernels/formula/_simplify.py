@@ -171,7 +171,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Step:
+class SimplifyStep:
     """One step of `simplify`.
 
     Attributes:
@@ -211,7 +211,7 @@ class SimplifyResult:
     module: nn.Module
     error: float
     n_parameters: int
-    steps: tuple[Step, ...]
+    steps: tuple[SimplifyStep, ...]
 
     def __str__(self) -> str:
         head = ("step", "parameters", "changed", "rejected", "error", "cost", "largest")
@@ -245,7 +245,7 @@ class _Simplifier:
     error: float  # of the module
     sums: frozenset[str]  # weights of sums, of which only 0, 1 and -1 may cost anything
     fixed: dict[str, Tensor]  # parameter -> bool, the entries that a refit must not change
-    steps: list[Step] = field(default_factory=list)
+    steps: list[SimplifyStep] = field(default_factory=list)
 
     def parameters(self) -> int:
         return sum(int(p.count_nonzero()) for p in self.module.parameters())
@@ -347,7 +347,7 @@ class _Simplifier:
         self.record(name, start, changes)
 
     def record(self, name: str, start: float, changes: list[Change]) -> None:
-        self.steps.append(Step(name, start, self.error, self.parameters(), tuple(changes)))
+        self.steps.append(SimplifyStep(name, start, self.error, self.parameters(), tuple(changes)))
 
     def unfinished(self, table: Table, is_simple: Callable[[Tensor], bool]) -> list[Entry]:
         """Return the entries of a table's parameters that are not simple yet; fix the others."""
@@ -465,7 +465,7 @@ def simplify(
     threshold: float = 1e-2,
     max_denominator: int = 4,
     tolerance: float | str | None = "auto",
-    model: int | None = None,
+    model_index: int | None = None,
     loss: Score | None = None,
     refit: int | Refit = 0,
 ) -> SimplifyResult:
@@ -479,8 +479,8 @@ def simplify(
         steps: "gates", "prune" and "round", in the order in which they are done; a gate that is
             rejected at first may be accepted when other weights are simpler. "gates" rounds gates
             to 0 or 1. "prune" sets weights below `threshold` to 0, and then everything that no
-            output depends on any more ("unused" in the record). "round" rounds the weights of power
-            layers, NAU, NMU, NMRU and Linear to fractions.
+            output depends on any more ("unused" in the record). "round" rounds the weights of NPU,
+            RealNPU, NaiveNPU, NAU, NMU, NMRU and Linear to fractions.
         threshold: of "prune": weights below it are candidates; with a tolerance, ``math.inf`` makes
             all weights candidates.
         max_denominator: maximum denominator of "round".
@@ -488,13 +488,13 @@ def simplify(
             increasing error, and accepted while the error is at most the error of the original
             model plus the tolerance. For a gate, both 0 and 1 are tried. A weight becomes the
             simplest fraction that increases the error by at most its share: the unused part of the
-            tolerance, divided by the number of weights still to be tried. "auto": with y, the total
-            increase of the error that would leave the BIC as it was if all parameters could be
-            removed at that price. It is nearly 0 if the fit is exact or there are many rows.
+            tolerance, divided by the number of weights still to be tried. "auto": with y, the
+            increase of the error at which removing all parameters would leave the BIC unchanged.
+            It is nearly 0 if the fit is exact or there are many rows.
             Without y, all changes are accepted. With "auto" and y, weights of sums (NAU, Linear)
             become 0, 1 or -1 by this rule, and other fractions only if that does not increase the
             error, since measured constants are rarely fractions.
-        model: index of the model if the layers have `num_models`.
+        model_index: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.
         refit: number of L-BFGS iterations on the data after each change, with simplified entries
@@ -529,7 +529,7 @@ def simplify(
         tolerance = check_number("simplify", "tolerance", tolerance, **rules)
     if not callable(refit):
         refit = check_whole("simplify", "refit", refit, 0, other="a function")
-    simplifier = _simplifier(select(module, model), x, y, tolerance, loss, refit)
+    simplifier = _simplifier(select(module, model_index), x, y, tolerance, loss, refit)
     error, parameters = simplifier.error, simplifier.parameters()
     for name in steps:
         if name == "gates":

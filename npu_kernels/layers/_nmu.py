@@ -71,7 +71,8 @@ class NMRU(BaseLayer):
         device, dtype: of the parameters.
         clip: clip the weight to [0, 1]; false uses it as it is, for a training that projects it
             (`training.project_`).
-        sign: "product", the signs of the factors, or "separate", by a cosine like the RealNPU's.
+        sign: how the sign of y is computed: "product" of the signs of the factors, or "separate", by
+            a cosine as in the RealNPU.
             The authors' code calls "product" NMRU, but their published results of the NMRU are
             those of "separate".
         eps: added to x in the reciprocals in training mode; float32's machine epsilon for every

@@ -24,8 +24,8 @@ def interpolate(
     Args:
         times: between 0 and steps dt, in any order; they get no gradient. The trajectory does.
         method: "linear", or "hermite", the cubic of order 4 with the states and derivatives k at
-            both ends of a step: ``(1 - t) u_n + t u_{n+1} + t (t - 1) ((1 - 2 t) (u_{n+1} - u_n) +
-            (t - 1) dt k_n + t dt k_{n+1})``.
+            both ends of a step: ``(1 - s) u_n + s u_{n+1} + s (s - 1) ((1 - 2 s) (u_{n+1} - u_n) +
+            (s - 1) dt k_n + s dt k_{n+1})`` with ``s = time / dt - n``.
         derivatives: the derivatives k ``[..., steps + 1, D]``, for "hermite":
             ``rollout(..., return_derivatives=True)`` returns them for fixed steps. An adaptive
             method needs no interpolation: `rollout` returns its states at any times t.

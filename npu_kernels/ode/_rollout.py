@@ -212,6 +212,7 @@ def rollout(
     1024 weights per matrix, 512 in float64, counted with D and h rounded up to powers of two. The
     eager loop, in which every step calls the layers, is used for larger models, for adaptive steps
     on a GPU, on other devices, under `torch.func` transforms and in forward-mode differentiation.
+    Adaptive methods do not run under `torch.func.vmap`.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode

@@ -1,7 +1,7 @@
 """Training of models with these layers, step by step or many steps in one call.
 
-`run` makes all steps of a training. On the CPU a chain of this package's units makes them in a few
-calls of C++, on a GPU by replays of a CUDA graph:
+`run` makes all steps of a training. On the CPU a Sequential of this package's layers makes them in
+a few calls of C++, on a GPU by replays of a CUDA graph:
 
     >>> import torch
     >>> from npu_kernels import NAU, NPU
@@ -25,7 +25,7 @@ calls of C++, on a GPU by replays of a CUDA graph:
     ...     optimizer.step()
     ...     project_(model)  # keeps the gates in [0, 1]
 
-The penalties give one number, or one per model (``[K]``) where the units have `num_models`: a
+The penalties give one number, or one per model (``[K]``) where the layers have `num_models`: a
 model's loss then is its own data term plus its own penalty, and the sum over the models trains each
 as if it were alone.
 """

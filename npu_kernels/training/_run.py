@@ -215,8 +215,8 @@ def run(
             "paper", ``sum min(|w|, |1 - w|)``. A weight is a number, a `SteppedSchedule` or a
             function of the step (from 1).
         project: what is clamped after each step (`project_`), also in parameters that are not
-            trained. True: the gates. A number w: also the weights, of power layers to [-w, w], of
-            NAU, NMU and NMRU to their own intervals. False: nothing.
+            trained. True: the gates. A number w: also the weights, of NPU, RealNPU and NaiveNPU to
+            [-w, w], of NAU, NMU and NMRU to their own intervals. False: nothing.
         nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
         record_every: steps between two recorded losses; None: the smallest number with at most
             1,000 recorded losses.

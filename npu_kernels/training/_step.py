@@ -69,8 +69,8 @@ def make_step(
         penalties: name to weight, as in `run`: "l1", "frobenius", "madsen", "paper" or "integer"; a
             number, a `SteppedSchedule` or a function of the number of the call (from 1).
         project: what is clamped after each step (`project_`). True: the gates. A number w: also the
-            weights, of power layers to [-w, w], of NAU, NMU and NMRU to their own intervals. False:
-            nothing.
+            weights, of NPU, RealNPU and NaiveNPU to [-w, w], of NAU, NMU and NMRU to their own
+            intervals. False: nothing.
         nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
 
     The step's arguments are ``x [N, I]`` or ``[K, N, I]``, ``y [N, O]`` or ``[K, N, O]``, and the
@@ -104,7 +104,7 @@ def make_step(
 
 
 class Step:
-    """A training step, made by `make_step`: that checks the arguments, the constructor does not.
+    """A training step. Use `make_step`, which checks the arguments; the constructor does not.
 
     Args:
         model: the model that is trained.

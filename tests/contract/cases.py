@@ -415,7 +415,7 @@ def formulas() -> Values:
         read = formula.extract(chain(getattr(layers, name)(3, 1)), ["a", "b", "c"])
         values[name] = [read.text(6), *read.latex(), read.note]
         values[f"{name}, values"] = read(2 * X[:6].reshape(4, 3) - 2)
-    two = formula.extract(MODELS, model=1, eps=True, nonnegative=X)
+    two = formula.extract(MODELS, model_index=1, eps=True, nonnegative=X)
     return values | {"chain": [str(two), str(two.torch_function)]}
 
 

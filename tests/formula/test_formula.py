@@ -136,7 +136,7 @@ def test_sequentials_are_their_formulas(units, seed, nested, models):
     x = x[(smallest(single, x) > 1e-9) & (largest(single, x) < 1e9)]
     if len(x) == 0:
         return
-    expression = extract(module, ["a", "b"], model=index, eps=True)
+    expression = extract(module, ["a", "b"], model_index=index, eps=True)
     expected = in_float64(single, x)
     with torch.no_grad():
         torch.testing.assert_close(single(x), expected, rtol=1e-9, atol=1e-9)  # select
@@ -313,7 +313,7 @@ def test_one_of_a_batch_of_models():
     x = torch.rand(7, 2) + 0.1
     for k in (0, 3, -1):
         torch.testing.assert_close(
-            extract(models, model=k)(x), models(x)[k].detach(), rtol=1e-5, atol=1e-6
+            extract(models, model_index=k)(x), models(x)[k].detach(), rtol=1e-5, atol=1e-6
         )
         single = formula.select(models, k)
         assert [unit.num_models for unit in single] == [None, None]

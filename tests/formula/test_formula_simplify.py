@@ -229,7 +229,7 @@ def test_a_score_of_ones_own_and_a_refit_of_ones_own():
 def test_a_batch_of_models_and_the_models_own_output():
     models = nn.Sequential(RealNPU(3, 4, num_models=5), NAU(4, 1, num_models=5))
     x = data().float()
-    result = simplify(models, x, model=2, tolerance=0.05)
+    result = simplify(models, x, model_index=2, tolerance=0.05)
     assert result.error == pytest.approx(0, abs=1e-6)
     assert result.module[0].num_models is None
     assert error(result.module, x, models(x)[2].detach()) <= 0.05 + 1e-6

@@ -107,15 +107,15 @@ def fit(
             ``[n, D + J]``, or as text such as ``["S*I"]``. The search finds the other products.
         stoichiometry: a matrix N ``[D, R]`` with ``u' = N v``. Its columns are reactions: each
             changes several states at one rate, which is a sum of the products.
-        conserved: sums ``[m, D]`` of the states that do not change: ``[[1, 1, 1]]`` for
-            ``S + I + R``. The equations are then flows between states.
+        conserved: weights ``[m, D]`` of m sums of states that are constant in time: ``[[1, 1, 1]]``
+            for ``S + I + R``. The equations are then flows between states.
         signs: "nonnegative" for nonnegative coefficients (with stoichiometry or conserved: rates),
             also with ``init="model"``. "model", with ``init="model"``: coefficients keep the
             model's signs, in which its K initialisations must agree.
-        method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4,
-            and kvaerno5 for equations that 64 steps between samples do not solve, for
-            initialisations of ``init="model"`` whose trajectories rk4 does not follow, or if no
-            initialisation has a finite trajectory with rk4.
+        method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4.
+            In three cases "auto" uses kvaerno5: 64 steps of rk4 between samples do not solve an
+            equation; rk4 does not follow the trajectory of an initialisation of
+            ``init="model"``; no initialisation has a finite trajectory with rk4.
         seed: seed of the random initialisations, at least 0.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
         checkpoint: a file. If it exists, the fit continues from it; on the same processor the

@@ -432,29 +432,30 @@ else:
 class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Symbolic regression: finds the equation of a table, as a scikit-learn estimator.
 
-    Equations have the form ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, their
-    powers, and ratios of two such sums. With `functions` and `target_transforms` they may also have
-    sines, logarithms and exponentials. Rescaling a column does not matter: inputs are divided by
-    their geometric mean and y by its root mean square, and both are folded back into the constants.
-    The constants are solved exactly within the search (variable projection), the exponents with
-    Levenberg-Marquardt from many random initialisations at once, in float64. Exponents are rounded
-    to simple fractions if that lowers the BIC, an information criterion which also chooses the
-    number of terms: ``N log(PRESS / N) + K log N + 2 DL`` (``PRESS / noise**2`` as the first part
-    if `noise` is known), plus ``6 + log N`` for a power or function of y, more for a ratio, and a
-    correction for few rows. PRESS is the sum of squared leave-one-out errors (Allen 1974), K the
-    number of coefficients, and DL the description length of the exponents in nats.
+    Equations have the form ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers,
+    powers of such sums, and ratios of two sums. With `functions` and `target_transforms` they may
+    also have sines, logarithms and exponentials. Rescaling a column does not matter: inputs are
+    divided by their geometric mean and y by its root mean square, and both are folded back into the
+    constants. The constants are solved exactly within the search (variable projection), the
+    exponents with Levenberg-Marquardt from many random initialisations at once, in float64.
+    Exponents are rounded to simple fractions if that lowers the BIC, an information criterion which
+    also chooses the number of terms: ``N log(PRESS / N) + K log N + 2 DL`` (``PRESS / noise**2`` as
+    the first part if `noise` is known), plus ``6 + log N`` for a power or function of y, more for a
+    ratio, and a correction for few rows. PRESS is the sum of squared leave-one-out errors (Allen
+    1974), K the number of coefficients, and DL the description length of the exponents in nats.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
-            None is for tables without an equation: up to ten products of one or two inputs with
-            simple exponents are added one by one; their number minimises the cross-validation
-            error. Residuals then give no warnings, since they are mostly approximation errors, not
-            noise.
+            None approximates a table that no short equation describes: up to ten products of one or
+            two inputs with simple exponents are added one by one; their number minimises the
+            cross-validation error. Residuals then give no warnings, since they are mostly
+            approximation errors, not noise.
         target_powers: powers p of y to try. "auto": p = 1 first; then -1, 2, -2, 1/2 and -1/2
             unless a sum with p = 1 is exact, or simple and not improved by another term. Powers
             other than 1 and -1 are tried only if y, apart from noise, does not change sign.
         exponents: "rational" (free if no fraction fits), "integer" or "real"; or bounds ``(low,
-            high)`` of fractions, each a number or one for each column: then no ratios are tried.
+            high)``, each a number or one for each column: exponents are then fractions between
+            them, and no ratios are tried.
         max_denominator: maximum denominator of the fractions, at most 64.
         X_units: units of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names;
             needs pint. A dimensionless column has "" or "-". With y_units, coefficients are
