@@ -5,11 +5,10 @@ dimension K they compute K independent layers in one call: ``x [K, ..., I]`` giv
 own rows, a two-dimensional ``x [B, I]`` is shared by all models, and the result is ``[K, ..., O]``.
 
 Dtypes: float32 and float64 are computed as they are; float16 and bfloat16 tensors are computed in
-float32 and the result is cast back (on a GPU within the kernels, which save the result for the
-backward in its own dtype). Under `torch.autocast` float16, bfloat16 and float32 tensors, also
-mixed, are computed in float32 and the result is float32, as for ``log``, ``exp`` and ``prod``.
-Autocast never casts float64, neither here nor for them: float64 tensors alone give float64. All
-tensors of a call have one dtype (autocast lifts this for all but float64) and one device.
+float32 and the result is cast back (on a GPU within the kernels). All tensors of a call have one
+dtype and one device. Under `torch.autocast` float16, bfloat16 and float32 tensors may be mixed;
+they are computed in float32 and the result is float32, as of ``log``, ``exp`` and ``prod``.
+Autocast does not cast float64, so float64 tensors cannot be mixed with the others.
 
 Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend
 that cannot run.
@@ -166,7 +165,8 @@ def nmru(
 ) -> Tensor:
     """Neural Multiplicative Reciprocal Unit, a layer that also divides.
 
-    It is the `nmu` of ``x' = [x, 1 / (x + eps)]``. The argument `sign` selects one of two formulas:
+    It multiplies the entries of ``x' = [x, 1 / (x + eps)]``. The argument `sign` selects one of two
+    formulas, of which the first is the `nmu` of x':
 
         "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)
         "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi)

@@ -30,21 +30,24 @@ class Recipe:
         batch_size: rows per step.
         lr: learning rate of Adam in the first stage, halved in each later one; within a stage it
             falls along a cosine.
-        wide: power weights are initialised in U(-w, w), ``w = wide * sqrt(2 / inputs)`` but at most
-            wide; initialisation s takes entry s, cyclically.
-        hidden: number of inputs with which a power layer after other layers is initialised (0:
+        wide: weights of NPU, RealNPU and NaiveNPU are initialised in U(-w, w), ``w = wide * sqrt(2
+            / inputs)`` but at most wide; initialisation s takes entry s, cyclically.
+        hidden: number of inputs with which an NPU or RealNPU after other layers is initialised (0:
             all), cyclically. The remaining inputs keep gate and weight 0: a product of a hundred
             random powers does not train.
         gates: initial values of the gates, cyclically as `wide`.
-        imaginary: imaginary power weights are initialised in U(-i w, i w), cyclically.
-        weight_bound: power weights are clamped to [-weight_bound, weight_bound]; gates, and weights
-            of NAU, NMU and NMRU, to the intervals of their layers.
+        imaginary: imaginary weights are initialised in U(-v, v), where v is an entry of this tuple,
+            chosen cyclically.
+        weight_bound: weights of NPU, RealNPU and NaiveNPU are clamped to [-weight_bound,
+            weight_bound]; gates, and weights of NAU, NMU and NMRU, to the intervals of their
+            layers.
         finalists: numbers of a problem's initialisations that go on to L-BFGS, and from there to
             rounding with refits.
         refine: L-BFGS evaluations before rounding.
-        settle: L-BFGS evaluations after each of the two steps of rounding.
+        settle: L-BFGS evaluations after rounding the weights of NPU, RealNPU and NaiveNPU, and
+            again after rounding the other weights.
         rows: training rows of an evaluation in refine and in settle; or four times the number of
-            parameters that have moved, divided by the number of outputs, if that is more.
+            fitted parameters, divided by the number of outputs, if that is more.
         denominators: weights are rounded to fractions with denominators up to each of these
             numbers.
         slack: a simpler candidate is selected if its held-out error is at most ``1 + slack`` times
@@ -142,7 +145,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trained model among which `fit` selected the result.
+    """The record of a trained model from which `fit` selected the result.
 
     Attributes:
         kind: "raw" (after Adam), "refined" (gates 0 or 1, weights after L-BFGS), "powers" (powers

@@ -90,10 +90,31 @@ class iNALU(layers.iNALU):
         return _by_formula("inalu", x, weights, eps=self.eps, omega=self.omega)
 
 
-# The package's modules of these three are plain torch.
-NAU, NAC, NALU = layers.NAU, layers.NAC, layers.NALU
+class NAU(layers.NAU):
+    """Neural Addition Unit, a layer, eager: `npu_kernels.NAU` by `reference.nau`."""
 
-_KINDS: tuple[type[nn.Module], ...] = (NPU, RealNPU, NaiveNPU, NMU, NMRU, iNALU)
+    def forward(self, x: Tensor) -> Tensor:
+        return _by_formula("nau", x, self.weight, clip=self.clip)
+
+
+class NAC(layers.NAC):
+    """Neural Accumulator, a layer, eager: `npu_kernels.NAC` by `reference.nac`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _by_formula("nac", x, self.weight, self.mask)
+
+
+class NALU(layers.NALU):
+    """Neural Arithmetic Logic Unit, a layer, eager: `npu_kernels.NALU` by `reference.nalu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = [getattr(self, name) for name in ops.WEIGHTS["nalu"]]
+        return _by_formula("nalu", x, *weights, eps=self.eps)
+
+
+_KINDS: tuple[type[nn.Module], ...] = (
+    NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU,
+)  # fmt: skip
 EAGER: dict[Any, type[nn.Module]] = {getattr(layers, kind.__name__): kind for kind in _KINDS}
 
 for _fused, _eager in EAGER.items():

@@ -55,7 +55,8 @@ class NMU(ClippedLayer):
 class NMRU(BaseLayer):
     """Neural Multiplicative Reciprocal Unit, a layer that also divides.
 
-    It is the `NMU` of ``x' = [x, 1 / (x + eps)]``. The argument `sign` selects one of two formulas:
+    It multiplies the entries of ``x' = [x, 1 / (x + eps)]``. The argument `sign` selects one of two
+    formulas, of which the first is the `NMU` of x':
 
         "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)                  M = min(max(weight, 0), 1)
         "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi)
@@ -71,10 +72,9 @@ class NMRU(BaseLayer):
         device, dtype: of the parameters.
         clip: clip the weight to [0, 1]; false uses it as it is, for a training that projects it
             (`training.project_`).
-        sign: how the sign of y is computed: "product" of the signs of the factors, or "separate", by
-            a cosine as in the RealNPU.
-            The authors' code calls "product" NMRU, but their published results of the NMRU are
-            those of "separate".
+        sign: how the sign of y is computed: "product" of the signs of the factors, or "separate",
+            by a cosine as in the RealNPU. The authors' code calls "product" NMRU, but their
+            published results of the NMRU are those of "separate".
         eps: added to x in the reciprocals in training mode; float32's machine epsilon for every
             dtype, as published. In evaluation mode (``eval()``) reciprocals are ``1 / x``.
 

@@ -194,7 +194,7 @@ def regularizer(
         "paper"    sum min(|w|, |1 - w|)      0 at 0 and 1 only, as "Neural Power Units" prints it
 
     The two agree where w >= 0, so for NMU and NMRU. Madsen and Johansen take the mean: divide by
-    the weight's size.
+    the weight's number of elements.
 
     Args:
         parameters: a module, for the weights of all its NAU, NMU and NMRU layers; or a tensor or

@@ -209,10 +209,10 @@ def run(
             torch's.
         loss: "mse", the mean over rows and outputs, separately for each model.
         sample_weight: nonnegative weights of the squared errors, of the shape of y; None: 1.
-        penalties: name to weight. Of all parameters p: "l1", ``sum |p|``; "frobenius", the sum of
+        penalties: name to factor. Of all parameters p: "l1", ``sum |p|``; "frobenius", the sum of
             the parameter tensors' Frobenius norms; "integer", ``sum min(|p|, |1 - |p||)``. Of the
             weights w of NAU, NMU and NMRU (`regularizer`): "madsen", ``sum min(|w|, |1 - |w||)``;
-            "paper", ``sum min(|w|, |1 - w|)``. A weight is a number, a `SteppedSchedule` or a
+            "paper", ``sum min(|w|, |1 - w|)``. A factor is a number, a `SteppedSchedule` or a
             function of the step (from 1).
         project: what is clamped after each step (`project_`), also in parameters that are not
             trained. True: the gates. A number w: also the weights, of NPU, RealNPU and NaiveNPU to

@@ -110,8 +110,8 @@ def fit(
         conserved: weights ``[m, D]`` of m sums of states that are constant in time: ``[[1, 1, 1]]``
             for ``S + I + R``. The equations are then flows between states.
         signs: "nonnegative" for nonnegative coefficients (with stoichiometry or conserved: rates),
-            also with ``init="model"``. "model", with ``init="model"``: coefficients keep the
-            model's signs, in which its K initialisations must agree.
+            also with ``init="model"``. "model", with ``init="model"``: coefficients keep
+            their signs in the model; with K models, the signs must be the same in all.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4.
             In three cases "auto" uses kvaerno5: 64 steps of rk4 between samples do not solve an
             equation; rk4 does not follow the trajectory of an initialisation of

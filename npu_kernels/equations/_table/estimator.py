@@ -466,11 +466,12 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         loss: "auto": outliers are removed, then least squares. An outlier is a row far from the
             equation fitted to the others: its error exceeds 7 robust standard deviations, and there
             is a gap to the errors of the others, or the tails are heavy. At most 1/5 of the rows
-            are outliers. Rows with a missing-value code (such as -999) or with saturated y are
-            removed without that limit. Removed rows are reported. "squared": least squares; all
-            rows are kept, and outliers are reported. "huber", "soft_l1": robust losses; all rows
-            are kept, and only codes and saturated y are reported. With max_terms=None, "auto" is
-            "squared", and only codes and saturated y are reported.
+            are outliers. Rows with a missing-value code (such as -999) or with saturated y (many
+            rows with exactly the largest or smallest y) are removed without that limit. Removed
+            rows are reported. "squared": least squares; all rows are kept, and outliers are
+            reported. "huber", "soft_l1": robust losses; all rows are kept, and only codes and
+            saturated y are reported. With max_terms=None, "auto" is "squared", and only codes and
+            saturated y are reported.
         noise: error model of y. "additive": equal for all rows, of unknown size. "proportional":
             proportional to y. "multiplicative": y is the equation times a factor whose logarithm is
             normal; y then has one sign, and predictions are medians. None: the likeliest of the
