@@ -1,11 +1,11 @@
 """Check of this installation: ``python -m npu_kernels.certify``.
 
 It checks the function of every layer on every backend that runs here, on the CPU once for each
-instruction set. A Neural Power Unit is a layer here (``npu``). It compares
+instruction set. It compares
 
 - values and gradients in float64 and float32 against ``npu_kernels.reference`` in float64, with
-  0, 1, odd and larger numbers of rows and of features, one model and ``num_models=3``, with and
-  without the optional weights, for all options;
+  0, 1, odd and larger numbers of rows, 1, odd and larger numbers of features, one model and
+  ``num_models=3``, with and without the optional weights, for all options;
 - first and second derivatives against finite differences: gradcheck and gradgradcheck.
 
 It prints a line for each layer on each backend with the largest relative error, then the backends

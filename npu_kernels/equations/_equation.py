@@ -507,7 +507,7 @@ class Equation:
     # ---- as layers -------------------------------------------------------------------------------
 
     def torch_module(self) -> Any:
-        """Return the equation as fused layers in float64.
+        """Return the equation as a module of this package's layers in float64.
 
         A sum is ``RealNPU(n, K) -> NAU(K, 1)``, a power of a sum adds ``-> RealNPU(1, 1)``, and a
         ratio is ``RealNPU(n, K + 1) -> NAU(K + 1, 2) -> RealNPU(2, 1)``. Functions are layers

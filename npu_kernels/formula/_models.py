@@ -162,7 +162,8 @@ def select(module: nn.Module, model_index: int | None = None) -> nn.Module:
 
     Args:
         module: a layer of this package, a Linear, or a Sequential of these, nested or not.
-        model_index: index of the model; None if the layers have no `num_models`: copies the module.
+        model_index: index of the model; None if the layers have no `num_models`, to copy the
+            module.
 
     Raises TypeError for other modules, ValueError for an index out of range or layers of different
     `num_models`.

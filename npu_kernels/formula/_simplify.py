@@ -148,8 +148,8 @@ class Change:
         index: index of the entry in the tensor.
         before: value of the entry.
         after: value that was tried.
-        alone: error of the model at the beginning of the step, or after its last refit, with this
-            change only.
+        alone: error with this change only, applied to the model as it was at the beginning of the
+            step or after the last refit.
         error: error with this change and all accepted changes before it.
         accepted: whether the entry has the value `after` in the result.
     """
@@ -478,21 +478,21 @@ def simplify(
             the model.
         steps: "gates", "prune" and "round", in the order in which they are done; a gate that is
             rejected at first may be accepted when other weights are simpler. "gates" rounds gates
-            to 0 or 1. "prune" sets weights below `threshold` to 0, and then everything that no
-            output depends on any more ("unused" in the record). "round" rounds the weights of NPU,
-            RealNPU, NaiveNPU, NAU, NMU, NMRU and Linear to fractions.
-        threshold: of "prune": weights below it are candidates; with a tolerance, ``math.inf`` makes
-            all weights candidates.
+            to 0 or 1. "prune" sets weights of a size below `threshold` to 0, and then everything
+            that no output depends on any more ("unused" in the record). "round" rounds the weights
+            of NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU and Linear to fractions.
+        threshold: of "prune": weights of a smaller size are candidates; with a tolerance,
+            ``math.inf`` makes all weights candidates.
         max_denominator: maximum denominator of "round".
         tolerance: None to accept all changes. A number: changes are tried one by one, in order of
             increasing error, and accepted while the error is at most the error of the original
             model plus the tolerance. For a gate, both 0 and 1 are tried. A weight becomes the
             simplest fraction that increases the error by at most its share: the unused part of the
             tolerance, divided by the number of weights still to be tried. "auto": with y, the
-            increase of the error at which removing all parameters would leave the BIC unchanged.
-            It is nearly 0 if the fit is exact or there are many rows.
+            largest increase of the error, at most by a factor of e^0.5, with which a model without
+            any parameters would have as low a BIC. It is nearly 0 if the fit is exact or there are many rows.
             Without y, all changes are accepted. With "auto" and y, weights of sums (NAU, Linear)
-            become 0, 1 or -1 by this rule, and other fractions only if that does not increase the
+            become 0, 1 or -1 within this tolerance, and other fractions only if that does not increase the
             error, since measured constants are rarely fractions.
         model_index: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a

@@ -341,7 +341,7 @@ class StepSizeError(FloatingPointError):
 
 
 class StiffWarning(UserWarning):
-    """Most of a trajectory's adaptive steps are as long as its stability allows, not its tolerance.
+    """Stability, not the tolerance, limits most of a trajectory's adaptive steps.
 
     message: names the model, the time and another method. steps: number of such steps of each
     trajectory, ``[(K,) (B,)]``.

@@ -188,7 +188,8 @@ def rollout(
             time 0, the times must be multiples of dt, up to the rounding of their dtype.
 
     Returns:
-        The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t. With
+        The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t; K and B only if
+        there are models and a batch. With
         `return_derivatives`, `return_error` or both, or with `return_statistics`, a tuple of the
         trajectory and these results, in that order.
 

@@ -4,8 +4,8 @@
 resumed.
 
 All problems advance in lockstep: a round evaluates one trial point of every running problem. Each
-problem has a separate line search, so none waits for another. Finished problems leave the batch;
-`active` has the indices of the problems that the rows belong to. If the closure treats
+problem has a separate line search, so none waits for another. Finished problems leave the batch:
+the closure gets the points of the running problems, and their indices as `active`. If it treats
 problems independently, each problem is bitwise identical to the same problem in a batch of one.
 
 For one problem it is `torch.optim.LBFGS(line_search_fn="strong_wolfe")`: first step
@@ -117,7 +117,8 @@ class LBFGS:
         max_iterations: maximum number of iterations of one problem.
         gradient_tolerance, x_tolerance, f_tolerance: a problem ends if the largest component of its
             gradient, the largest change of x, or the change of f is at most this tolerance.
-        max_evaluations: maximum number of evaluations of one problem; None for any number.
+        max_evaluations: a problem ends after the line search that reaches this number of
+            evaluations; None for any number.
         max_line_search: maximum number of evaluations of one line search after its first.
         restart: if a line search finds no lower point, discard the pairs and continue along the
             negative gradient; the problem ends if that finds no lower point either. For functions

@@ -110,9 +110,9 @@ class TrainingResult:
         model: the model of the call, trained in place.
         optimizer: the optimizer with torch's state; a later run continues with it.
         n_steps: number of steps that were run.
-        losses: mean squared error without penalties at every `record_every`-th step from the first
-            one on: of the rows of that step, before its update. ``[records]``, or ``[records, K]``
-            with models, in the model's dtype.
+        losses: at every `record_every`-th step, from the first one on, the mean squared error of
+            the rows of that step before its update, without penalties. ``[records]``, or
+            ``[records, K]`` with models, in the model's dtype.
         record_every: steps between two recorded losses.
         fused: whether the steps ran in C++, many in a call.
         captured: whether the steps ran as a CUDA graph, except the first ones.

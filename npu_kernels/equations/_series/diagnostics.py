@@ -53,9 +53,8 @@ class Diagnostics:
     Attributes:
         errors: standard deviations of the measurement errors of each column ``[D]``, estimated
             without any equation, from a smoothing spline and from polynomials through neighbouring
-            samples, whichever is larger; 1 if the user gave sigma, in units of
-            sigma; nan for columns with too few samples. Relative to the value if errors are
-            proportional.
+            samples, whichever is larger; with a given sigma, in units of it, 1; nan for columns
+            with too few samples. Relative to the value if errors are proportional.
         ratio: standard deviations of the residuals over these errors ``[D]``; about 1 if the
             equations explain the series.
         unexplained: share of each column's standard deviation that neither the equations nor the

@@ -30,10 +30,10 @@ class Estimate:
         value: estimate.
         stderr: standard error, inf if the data do not determine the parameter.
         logarithmic: whether this is a coefficient of a term with free exponents.
-        taken: number in the equations if it is not the estimate: a fraction, or a number that was
-            fitted again after other exponents became fractions.
-        index: index in the vector of all numbers.
-        unit: unit of that vector.
+        taken: number in the equations if it differs from the estimate, because it was rounded to a
+            fraction, or fitted again after other exponents became fractions.
+        index: index in the vector of all parameters.
+        unit: factor from this vector's scaled parameter to the estimate.
     """
 
     name: str

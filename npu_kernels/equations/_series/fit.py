@@ -64,7 +64,7 @@ def fit(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SeriesFitResult:
-    """Fit equations ``u' = NAU(NPU(u))`` to time series, with confidence intervals.
+    """Fit equations ``u' = NAU(RealNPU(u))`` to time series, with confidence intervals.
 
     Args:
         model: ``nn.Sequential(RealNPU(D, h, num_models=K), NAU(h, D, num_models=K))``: D states, at
@@ -94,8 +94,8 @@ def fit(
             states were not measured.
         names: names of the D states, or of the D states and the inputs.
         init: "search" for equations of any form, or "model" to begin with the model's own exponents
-            and coefficients. Zeros among them remain 0. The weights of a layer with
-            requires_grad=False are kept and are not estimated, whatever the other arguments are.
+            and coefficients. Zeros among them remain 0. With "model", the weights of a layer
+            with requires_grad=False are kept and are not estimated.
         simplify: remove terms and exponents that the data do not need, and round exponents to
             fractions, by the BIC. False: estimate all parameters.
         max_denominator: maximum denominator of these fractions, at most 64.
@@ -113,9 +113,9 @@ def fit(
             also with ``init="model"``. "model", with ``init="model"``: coefficients keep
             their signs in the model; with K models, the signs must be the same in all.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4.
-            In three cases "auto" uses kvaerno5: 64 steps of rk4 between samples do not solve an
-            equation; rk4 does not follow the trajectory of an initialisation of
-            ``init="model"``; no initialisation has a finite trajectory with rk4.
+            In three cases "auto" uses kvaerno5: 64 steps of rk4 between samples are too inaccurate;
+            rk4 does not follow the trajectory of an initialisation of ``init="model"``; no
+            initialisation has a finite trajectory with rk4.
         seed: seed of the random initialisations, at least 0.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
         checkpoint: a file. If it exists, the fit continues from it; on the same processor the
