@@ -74,15 +74,15 @@ struct Limits {
     if (in.in < W && in.rows > in.in) return NpuBackwardForm::kNarrow;
     // The narrow form transposes one register of inputs and of outputs without a condition.
     const bool square = in.in == W && in.out >= W && in.rows > 3 * W;
-    // Its threads do not share the rows of a group, so a large layer takes another form.
-    const bool large = in.rows * in.in * in.out > kMaxNarrow;
+    // Its threads do not share the rows of a group (some 1,024 at most): where these take long, another form does.
+    const bool large = (in.rows < 1024 ? in.rows : 1024) * in.in * in.out > kMaxNarrow;
     if ((fills_registers(in.in) && !square) || large || in.rows <= in.in)
       return few_outputs ? NpuBackwardForm::kFewOutputs : NpuBackwardForm::kWide;
     return NpuBackwardForm::kNarrow;
   }
 
  private:
-  static constexpr int64_t kMaxNarrow = int64_t(1) << 17;
+  static constexpr int64_t kMaxNarrow = int64_t(1) << 18;
 
   // Without masks a register of inputs that is not whole costs several whole ones.
   static NPU_INLINE bool fills_registers(int64_t in) { return in % W == 0 || in >= 12 * W; }
