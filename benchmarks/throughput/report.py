@@ -188,7 +188,7 @@ def _doubts(*tables: str) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """A table of the main cases for each processor, at one thread."""
+    """A table of the main cases, at one thread, for each processor that has the careful programs."""
     parts = []
     for name in _processors(rows):
         machine, groups = chosen(rows, name)
@@ -200,7 +200,7 @@ def summary(rows: Sequence[Row]) -> str:
             for case, threads in groups
             if threads == 1 and case in SUMMARY
         ]
-        if records:
+        if any(record["strongest plain torch"] for record in records):
             parts.append(f"**{name}**\n\n{record_table(records)}\n{_where(machine)}.")
     return "\n\n".join(parts)
 

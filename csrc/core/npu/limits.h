@@ -44,7 +44,7 @@ constexpr bool kMasked = false;
 constexpr int kForwardFewOutputs = 0, kBackwardFewOutputs = 2;  // 0: the form gains nothing
 #endif
 
-// Measured on a Zen 5 with AVX-512 and with AVX2, and on a Xeon.
+// Measured on a Zen 5 with AVX-512 and with AVX2, on a Zen 3 with AVX2, and on a Xeon.
 template <typename T>
 struct Limits {
   static constexpr int64_t W = NPU_VECTOR_BYTES / sizeof(T);
@@ -71,6 +71,7 @@ struct Limits {
       if (in.in >= W || 5 * in.rows <= 3 * in.in * in.in + 30) return NpuBackwardForm::kWide;
       return NpuBackwardForm::kNarrow;
     }
+    if (in.in < W && few_outputs && 4 * in.rows <= 3 * in.in * in.in) return NpuBackwardForm::kFewOutputs;
     if (in.in < W && in.rows > in.in) return NpuBackwardForm::kNarrow;
     // The narrow form transposes one register of inputs and of outputs without a condition.
     const bool square = in.in == W && in.out >= W && in.rows > 3 * W;
@@ -82,7 +83,7 @@ struct Limits {
   }
 
  private:
-  static constexpr int64_t kMaxNarrow = int64_t(1) << 18;
+  static constexpr int64_t kMaxNarrow = int64_t(1) << 19;
 
   // Without masks a register of inputs that is not whole costs several whole ones.
   static NPU_INLINE bool fills_registers(int64_t in) { return in % W == 0 || in >= 12 * W; }
