@@ -36,7 +36,7 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
 
 def test_a_block_is_replaced_and_nothing_else(tmp_path):
     size = report.SHORT[4].size
-    rows = [made_up(rival, 2.0, size) for rival in ("ours", "eager")]
+    rows = [made_up(rival, 2.0, size) for rival in ("ours", "eager", "hand-written")]
     rows += [{**row, "environment": {"processor": "Slide rule"}} for row in rows]
     file, page = write(tmp_path / "rows.jsonl", rows), tmp_path / "page.md"
     begin, end = "<!-- throughput-summary:begin -->", "<!-- throughput-summary:end -->"
@@ -66,7 +66,8 @@ def test_bad_files_are_named(content, message, tmp_path, capsys):
 
 def main_rows():
     size = report.SHORT[4].size
-    return [made_up("ours", 1.0, size), made_up("eager", 5.0, size), made_up("compile", 4.0, size)]
+    ratios = {"ours": 1.0, "eager": 5.0, "compile": 4.0, "hand-written": 2.0}
+    return [made_up(name, ratio, size) for name, ratio in ratios.items()]
 
 
 def test_report_picture(tmp_path, capsys):
