@@ -188,7 +188,7 @@ def _doubts(*tables: str) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """A table of the main cases, at one thread, for each processor that has the careful programs."""
+    """A table of the main cases on one thread, for each processor with the careful programs."""
     parts = []
     for name in _processors(rows):
         machine, groups = chosen(rows, name)

@@ -490,10 +490,10 @@ def simplify(
             simplest fraction that increases the error by at most its share: the unused part of the
             tolerance, divided by the number of weights still to be tried. "auto": with y, the
             largest increase of the error, at most by a factor of e^0.5, with which a model without
-            any parameters would have as low a BIC. It is nearly 0 if the fit is exact or there are many rows.
-            Without y, all changes are accepted. With "auto" and y, weights of sums (NAU, Linear)
-            become 0, 1 or -1 within this tolerance, and other fractions only if that does not increase the
-            error, since measured constants are rarely fractions.
+            any parameters would have as low a BIC. It is nearly 0 if the fit is exact or there are
+            many rows. Without y, all changes are accepted. With "auto" and y, weights of sums (NAU,
+            Linear) become 0, 1 or -1 within this tolerance, and other fractions only if that does
+            not increase the error, since measured constants are rarely fractions.
         model_index: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.
