@@ -29,8 +29,9 @@ Row = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, LOG, MACHINE = "rows.jsonl", "log.txt", "machine.json"
 PROGRAM = ("-m", "benchmarks.gpu.work")
-SECONDS = 430.0  # of a command
+FIRST_SECONDS, NEXT_SECONDS = 350.0, 430.0  # of a command: without earlier rows, and with them
 SHORTEST = 5.0  # seconds: with less left no item is begun
+MAX_FAILURES = 2  # of an item, which would cost others their time
 
 
 class Part(NamedTuple):
@@ -45,10 +46,24 @@ class Part(NamedTuple):
 
 # ---- the plan ------------------------------------------------------------------------------------
 # An item's first word names its function in `benchmarks.gpu.work`. The others are a layer, sizes
-# BxIxO or BxIxOxK, and what is not as usual: a precision, or what has a name.
+# BxIxO or BxIxOxK, and what is not as usual: a dtype, a precision, a shared x, or what has a name.
 
-SMALL = "100x6x2"
-LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")
+SMALL, MEDIUM, LARGE = "100x6x2", "100x100x100", "1024x192x192"
+# First those of the kernels on planes, in each of their forms.
+LAUNCHES = (
+    "npu 1024x512x512", "npu 1024x512x512 high", "npu 300x513x521",
+    "npu 1024x512x512 without=gate", "npu 300x512x480x3 shared", "npu 300x512x480x3 high",
+    "npu 1024x512x512 bfloat16", "npu 128x100x100x10", f"npu {SMALL}", f"npu {LARGE}",
+    "npu 300x176x176 graph", f"npu {MEDIUM}", f"npu {SMALL}x1000", f"npu {LARGE} high",
+    f"npu {LARGE} medium", f"nmu {SMALL}", f"inalu {SMALL}", f"nalu {SMALL}", f"nmru {SMALL}",
+    "ode 20x3x9", f"nmu {MEDIUM}", f"inalu {MEDIUM}", f"nalu {MEDIUM}", f"nmru {MEDIUM}",
+    f"npu {SMALL} without=weight_im", f"npu {SMALL} without=gate", f"npu {LARGE} without=weight_im",
+    f"npu {LARGE} without=gate", f"npu {SMALL}x20 shared", "npu 64x40x30x5 shared",
+    "npu 256x101x3", "npu 1023x193x195", f"inalu {LARGE}", f"inalu {LARGE} high", f"nalu {LARGE}",
+    f"npu {SMALL} float64", f"npu {MEDIUM} float64", f"inalu {SMALL} float64",
+    f"nmu {SMALL} float64", f"npu {SMALL} bfloat16", f"npu {LARGE} bfloat16",
+    f"npu {SMALL} float16", "ode 20x3x9 float64",
+)  # fmt: skip
 # Some 30 GiB each: one after the other, or a GPU of 80 GB has no room for them.
 HUGE = "more_than_2_31"
 # Files of tests and into how many items they are cut.
@@ -65,10 +80,15 @@ CASES = (
 # The package is always timed. Compilers are slow: what they make is timed in a part of its own.
 GRAPHS, COMPILED = "eager,graph,eager-graph,linear,linear-graph", "compile,compile-graph"
 COMPILE = tuple(f"npu {case} rivals=eager,{COMPILED},hand-written" for case in CASES)
-# What must gain: the kernels of other layers over compiled code.
+# What must gain: the kernels of other layers over compiled code, the tape over Triton's launches.
 OTHER_LAYERS = tuple(
     f"{layer} {size} rivals=eager,{COMPILED}"
     for size in ("128x100x100", "4096x256x256") for layer in ("nmu", "nalu", "inalu", "nmru")
+)  # fmt: skip
+# Large layers by other tiles than the shipped ones.
+TILES = (
+    "4096x256x256", "128x100x100x100", "4096x512x512", "65536x512x512", "65536x512x512 high",
+    "4096x512x512 high",
 )  # fmt: skip
 # Layers by the one-pass kernels and by those on planes, among them sizes around the threshold.
 CROSSOVER = (
@@ -95,18 +115,24 @@ def _each(word: str, items: Sequence[str], more: str = "") -> tuple[str, ...]:
 ENV = Part("versions, the GPU, what runs on it", 30, 30, ("env",))  # before each command's parts
 # Right results first; then the times that count, in the order in which they decide something.
 PARTS = {
-    "smoke": Part("values and derivatives of every layer", 90, 80, _each("certify", LAYERS), 14),
+    "smoke": Part("first launch of every kernel, its error against float64", 90, 60,
+                  _each("smoke", LAUNCHES), 14),
     "check": Part("pytest -m gpu, code of torch.compile", 230, 220, (
         *_each("tests", _shards(FIRST_TESTS, f" without={HUGE}")),
+        *_each("warm tiles npu", TILES),
         *_each("warm", (*COMPILE, *OTHER_LAYERS)),
     ), 14),
     "bench": Part("the main sizes against eager, and in CUDA graphs", 55, 40,
                   _each("bench npu", CASES, f" rivals={GRAPHS}")),
+    "tiles": Part("large layers by other tiles", 30, 20, _each("tiles npu", TILES)),
     "loops": Part("trainings in CUDA graphs, rollouts beside torchdiffeq", 80, 40, LOOPS),
     "compile": Part("the main sizes against compiled code", 70, 60, _each("bench", COMPILE)),
-    "gains": Part("other layers against compiled code", 55, 40, _each("bench", OTHER_LAYERS)),
+    "gains": Part("launches with the tape, other layers against compiled code", 55, 40, (
+        *_each("compare npu", (SMALL, "4096x256x256", f"{SMALL}x1000"), " of=tape"),
+        *_each("bench", OTHER_LAYERS),
+    )),
     "crossover": Part("one-pass kernels and planes, in graphs and without", 60, 50,
-                      _each("compare npu", CROSSOVER)),
+                      _each("compare npu", CROSSOVER, " of=planes")),
     "huge": Part("pytest -m gpu, tensors of more than 2^31 elements", 80, 75,
                  (f"tests test_gpu.py 0/1 only={HUGE}",)),
     "more": Part("pytest -m gpu, the other tests", 150, 140,
@@ -114,18 +140,19 @@ PARTS = {
     "autotune": Part("the main sizes against torch.compile's max-autotune", 280, 95,
                      _each("bench npu", CASES, " rivals=compile-autotune")),
 }  # fmt: skip
+FIRST, NEXT = tuple(PARTS)[:2], tuple(PARTS)[2:9]  # of the two commands
 # Each kind of item on the CPU, in Triton's interpreter, by few processes: whether all of it runs.
 REHEARSED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(PARTS, ()),
-    "smoke": ("certify nmu",),
+    "smoke": ("smoke nmu 5x3x2x2 shared", "smoke ode 3x2x2", "smoke npu 3x17x18 graph"),
     "check": (
         f"tests test_tuning.py 0/40 without={HUGE}", *PARTS["huge"].items,
         "warm npu 2x3x2 rivals=eager",
     ),
     "bench": (
         "bench npu 2x3x2 rivals=eager,graph,linear", "bench npu 2x3x2 high rivals=eager",
-        "training 5x2x4", "rollout 3x2x2", "bench nmu 2x3x2 rivals=eager",
-        "compare npu 3x20x17",
+        "tiles npu 3x20x17", "training 5x2x4", "rollout 3x2x2", "compare npu 2x3x2 of=tape",
+        "bench nmu 2x3x2 rivals=eager", "compare npu 3x20x17 of=planes",
     ),
 }  # fmt: skip
 
@@ -159,13 +186,15 @@ class Run:
     def part(self, name: str, part: Part, jobs: int, limit: float) -> tuple[int, int, int]:
         """(done, failed, left) of a part's items that are not done yet.
 
-        An item that has failed before comes late. An item that the part's end cuts off is left.
-        Compiled code is made anew, on another machine too.
+        An item that has failed before comes late, and no more after MAX_FAILURES times. An item
+        that the part's end cuts off is left. Compiled code is made anew, on another machine too.
         """
-        deadline, count = time.monotonic() + limit, Counter[str]()
-        before = {row["item"]: row["end"] for row in self.rows() if "end" in row}
-        waiting = [i for i in part.items if before.get(i) != "" or i.startswith("warm")]
-        waiting.sort(key=lambda item: item in before)
+        deadline, before = time.monotonic() + limit, [r for r in self.rows() if "end" in r]
+        done = {row["item"] for row in before if not row["end"]}
+        failed = Counter(row["item"] for row in before if row["end"] and not row.get("cut_off"))
+        missing = [item for item in part.items if item not in done or item.startswith("warm")]
+        waiting = sorted((i for i in missing if failed[i] < MAX_FAILURES), key=lambda i: failed[i])
+        count = Counter(failed=len(missing) - len(waiting))
         while waiting and deadline - time.monotonic() > SHORTEST:
             ended = self._round(name, part, waiting, jobs, deadline)
             waiting = [item for item in waiting if ended.get(item, "left") == "left"]
@@ -234,7 +263,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("parts", nargs="*", metavar="PART", help=parts)
     folder = "of rows and the log (default build/gpu); $OUT names one that gets copies"
     add("--out", type=Path, default=ROOT / "build" / "gpu", help=folder)
-    add("--seconds", type=seconds, default=SECONDS, help="for this command, default %(default)s")
+    limit = f"default {FIRST_SECONDS:.0f}, and {NEXT_SECONDS:.0f} where there are rows already"
+    add("--seconds", type=seconds, help=f"for this command; {limit}")
     add("--jobs", type=positive, help="processes at most, default all cores but two")
     add("--rehearse", action="store_true", help="tiny, on the CPU in Triton's interpreter")
     options = parser.parse_args(argv)
@@ -247,6 +277,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts; return the exit status: 1 if an item failed or is left."""
     options, begin = arguments(argv), time.monotonic()
+    limit = NEXT_SECONDS if (options.out / ROWS).exists() else FIRST_SECONDS
+    limit = options.seconds or limit
     run, lines, bad = Run(options.out, options.rehearse), [], False
     if not run.begin():
         print(f"the device cannot be used, see {options.out / LOG}")
@@ -255,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         part, start = PARTS[name], time.monotonic()
         if options.rehearse:
             part = part._replace(seconds=120, item_seconds=90, items=REHEARSED[name])
-        of_part = min(part.seconds, options.seconds - (start - begin))
+        of_part = min(part.seconds, limit - (start - begin))
         print(f"{start - begin:5.0f} s  {name}: {part.title}, at most {of_part:.0f} s", flush=True)
         jobs = min(part.jobs, options.jobs or max(1, (os.cpu_count() or 1) - 2))
         done, failed, waiting = run.part(name, part, jobs, of_part)
@@ -265,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if copies := os.environ.get("OUT"):
             shutil.copytree(options.out, copies, dirs_exist_ok=True)
     print("  " + "\n  ".join(lines))
-    advice = "the same command does what is left, and again what failed"
+    advice = "the same command does what is left, and once more what failed once"
     print(f"  rows: {options.out / ROWS}; {advice}")
     return int(bad)
 

@@ -14,8 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.throughput import cases, rollouts, timing
-from benchmarks.throughput.cases import Case, Size
+from benchmarks.throughput import rollouts, timing
+from benchmarks.throughput.cases import (
+    EPS,
+    LEARNING_RATE,
+    ROLLOUT,
+    ROLLOUT_DT,
+    TRAIN,
+    Case,
+    Size,
+    both_ways,
+    draw,
+    filled,
+    hidden,
+    leaf,
+)
 from npu_kernels import NAU, NPU, training, use_backend
 
 # Steps of two runs. The difference is the time of steps alone, without what a run costs besides.
@@ -41,13 +54,13 @@ def train(size: Size, stage: Any, optimizer: str = "adam") -> Iterator[dict[str,
     optimizer: "adam" is torch's with its defaults, "named" what `run` takes for that name,
     "fused-decay" torch's fused one with a rate that falls.
     """
-    operands = cases.draw(Case("npu-nau", cases.TRAIN, size, "positive")).to(stage.device.name)
+    operands = draw(Case("npu-nau", TRAIN, size, "positive")).to(stage.device.name)
     models = None if size.models == 1 else size.models
     layers = (
-        NPU(size.inputs, cases.hidden(size), num_models=models, eps=cases.EPS),
-        NAU(cases.hidden(size), size.outputs, num_models=models),
+        NPU(size.inputs, hidden(size), num_models=models, eps=EPS),
+        NAU(hidden(size), size.outputs, num_models=models),
     )
-    start = cases.filled(nn.Sequential(*layers), operands.parameters)
+    start = filled(nn.Sequential(*layers), operands.parameters)
     few_steps, many_steps = (4, 20) if stage.rehearsal else (FEW_STEPS, MANY_STEPS)
 
     def timed(rival: str, steps: int) -> tuple[float, training.TrainingResult]:
@@ -94,13 +107,9 @@ def _run(
     chosen: Any = optimizer
     if optimizer != "named":
         fused = optimizer.startswith("fused") or None  # None: torch's default
-        chosen = torch.optim.Adam(model.parameters(), lr=cases.LEARNING_RATE, fused=fused)
+        chosen = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=fused)
     # A rate that varies is a tensor that the captured step reads.
-    rate = (
-        (lambda step: cases.LEARNING_RATE / step**0.1)
-        if "decay" in optimizer
-        else cases.LEARNING_RATE
-    )
+    rate = (lambda step: LEARNING_RATE / step**0.1) if "decay" in optimizer else LEARNING_RATE
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that the steps are made one by one
         return training.run(
@@ -111,25 +120,21 @@ def _run(
 
 def roll(size: Size, stage: Any) -> Iterator[dict[str, Any]]:
     """Euler's steps, forward and backward in float64, by one launch and by torchdiffeq's loop."""
-    case = Case("npu-nau", cases.ROLLOUT, size, "positive")
-    operands = cases.draw(case).to(stage.device.name)
+    case = Case("npu-nau", ROLLOUT, size, "positive")
+    operands = draw(case).to(stage.device.name)
     model = rollouts.model_of(case, operands)
-    u0 = cases.leaf(operands.x)
+    u0 = leaf(operands.x)
 
     def solved() -> Tensor:
         from torchdiffeq import odeint
 
-        times = (
-            torch.arange(size.rows + 1, dtype=torch.float64, device=u0.device) * cases.ROLLOUT_DT
-        )
+        times = torch.arange(size.rows + 1, dtype=torch.float64, device=u0.device) * ROLLOUT_DT
         path: Tensor = odeint(lambda _, u: model(u), u0, times, method="euler")
         return path.movedim(0, -2)
 
     workloads = {"ours": rollouts.ours(case, operands), "eager": rollouts.eager(case, operands)}
     if size.models == 1 and importlib.util.find_spec("torchdiffeq") is not None:
-        workloads["torchdiffeq"] = cases.both_ways(
-            solved, [u0, *model.parameters()], operands.grad_y
-        )
+        workloads["torchdiffeq"] = both_ways(solved, [u0, *model.parameters()], operands.grad_y)
     results = {}
     for name, workload in workloads.items():
         assert workload.results is not None

@@ -57,6 +57,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--precision", choices=precisions, default="highest", help="of float32 products")
     seconds_help = f"per case, default {SECONDS:g}; with --tune per kernel and size"
     add("--seconds", type=seconds, help=seconds_help)
+    add("--jobs", type=positive, metavar="N", help="with --tune: processes that compile")
     memory = "leave out the peak memory (a process for each row)"
     add("--no-memory", action="store_true", help=memory)
     rows = "add the rows that it lacks, as JSON lines"
@@ -186,7 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             path = None if options.tune == "shipped" else Path(options.tune)
             sizes = options.sizes or (QUICK_SIZES if options.quick else GPU_SIZES)
-            return tune.main(sizes, options.precision, options.seconds or tune.SECONDS, path)
+            jobs, of_kernel = options.jobs or max(1, cores() - 2), options.seconds or tune.SECONDS
+            return tune.main(sizes, options.precision, of_kernel, path, options.json, jobs)
         measure(options)
     except KeyboardInterrupt:
         rest = "the rows so far are kept, the same command goes on from there"

@@ -15,6 +15,7 @@ from npu_kernels._operators import dispatch
 PROFILED_CALLS = 5
 EVENT_CALLS = 21
 CALLS_BEFORE_CAPTURE = 3
+CACHE_BYTES = 2**26  # of a second-level cache, where torch does not say
 
 
 class Device:
@@ -68,13 +69,15 @@ class Cuda(Device):
             "driver": driver_version(),
         }
 
-    def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+    def capture(
+        self, run: Callable[[], Any], calls_before: int = CALLS_BEFORE_CAPTURE
+    ) -> tuple[Callable[[], object], Any]:
         """One call in a CUDA graph: what replays it, and its result, which each replay renews."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         # On the capture's stream: nothing of the passes before depends on another.
         with torch.cuda.stream(stream):
-            for _ in range(CALLS_BEFORE_CAPTURE):  # they compile, and allocate what is kept
+            for _ in range(calls_before):  # they compile, and allocate what is kept
                 run()
         torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.graph(graph, stream=stream):
@@ -92,15 +95,24 @@ class Cuda(Device):
         except RuntimeError as error:  # without the driver's permission to count
             return {"event_us": microseconds, "profiler": str(error).splitlines()[0]}
 
-    def seconds(self, run: Callable[[], object]) -> float:
-        """Seconds of one call between two events."""
+    def seconds(
+        self, run: Callable[[], object], before: Callable[[], object] = lambda: None
+    ) -> float:
+        """Seconds of one call between two events; `before` is started ahead of the first."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.synchronize()
+        before()
         begin.record()
         run()
         end.record()
         end.synchronize()
         return 1e-3 * float(begin.elapsed_time(end))
+
+    def flush(self) -> Callable[[], object]:
+        """A function that overwrites the second-level cache."""
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        size = getattr(properties, "L2_cache_size", CACHE_BYTES)
+        return torch.empty(2 * size, dtype=torch.uint8, device="cuda").zero_
 
     def _counted(self, run: Callable[[], object]) -> dict[str, Any]:
         self.synchronize()

@@ -1,115 +1,70 @@
 """``python -m benchmarks.throughput --tune``: the fastest configuration of every Triton kernel.
 
 For each size and kernel a search starts at the shipped configuration and goes on to the best of
-those that differ from it in one number, as long as that makes the launch at least 2 % faster. A
-configuration that cannot be compiled or launched, or that does not compute what the shipped one
-does, does not count.
+those that differ from it in one number, as long as that makes the launch at least 2 % faster; the
+first step also looks at configurations spread over all. Worker processes compile a step's
+candidates together (`precompile`). A configuration that cannot be compiled or launched, or that
+does not compute what the shipped one does, does not count.
 
 What is faster than the shipped entry is added to the table under the sizes' own key
 (`npu_kernels._triton.tuning`) as soon as its search ends, so that nothing changes for
-other sizes, and the launches of the next process use it. ``python -m tools.aot`` then compiles the
-new entries too, for machines without the GPU.
+other sizes, and the launches of the next process use it. A row of every search goes to a file of
+its own, by which the next run knows what is done. ``python -m tools.aot`` then compiles the new
+entries too, for machines without the GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from benchmarks import rows_command
 from benchmarks.throughput.cases import Size
-from npu_kernels import _triton
-from tests.support.kernels import backward, forward
-from tests.support.samples import RECORDS, normwise_error
+from benchmarks.throughput.devices import DEVICES
+from benchmarks.throughput.orders import Order, Task, order, tasks
+from benchmarks.throughput.precompile import Pool
+from tests.support.samples import normwise_error
 
-SECONDS = 60.0  # for one kernel at one size
+SECONDS = 20.0  # for one kernel at one size
 GAIN = 0.02  # less is noise
-NPU = ("npu_forward", "npu_backward_x", "npu_backward_w")
-NPU_SMALL = ("npu_small_forward", "npu_small_backward")
-OTHERS = ("nmu_forward", "nmu_backward", "nalu_forward", "nalu_backward_x", "nalu_backward_w")
-# The gradients for which a backward launches a kernel, as bits. Others: all of them.
-NEEDS = {"npu_backward_x": 1, "npu_backward_w": 6, "nalu_backward_x": 1, "nalu_backward_w": 62}
+SPREAD = 16  # configurations of the first step that lie anywhere
+LOSER = 10.0  # times as slow as the best one: one run is enough
+HOST_SECONDS = 2e-4  # that a launch from Python may add to such a run
+GRAPH_SECONDS = 2e-3  # of one replay
+MAX_CALLS, TRIALS = 20, 5  # in a graph; of a graph
+
+Config = dict[str, int]
+Row = dict[str, Any]
+# Seconds of a call; the second argument is the best so far.
+Timer = Callable[[Callable[[], object], float], float]
 # Products of one bfloat16 plane differ in the third digit, of two in the fifth.
 TOLERANCE = {0: 1e-4, 6: 1e-4, 3: 1e-3, 1: 3e-1}
 
-Config = dict[str, int]
-Launch = Callable[[], Sequence[Tensor]]
-Timer = Callable[[Launch], float]  # seconds of a call
-
-
-class Task(NamedTuple):
-    """One entry to measure: a kernel, at the sizes of a call, at a float32 matmul precision."""
-
-    kernel: str
-    size: Size
-    precision: str = "highest"
-
-    @property
-    def key(self) -> str:
-        """The key of the entry in the table, which holds for any number of rows."""
-        from npu_kernels._triton import tuning
-
-        sizes = (self.size.inputs, self.size.outputs, self.size.models)
-        return tuning.exact_key(self.kernel, torch.float32, self.precision, sizes)
-
-    def launch(self, device: str) -> Launch:
-        """Return the call, float32, that launches the kernel and returns what it computes."""
-        name, size = self.kernel.partition("_")[0], self.size
-        layer = "inalu" if name == "nalu" else name  # it calls the same kernels, and has more to do
-        sample = RECORDS[layer].sample(
-            size.rows, size.inputs, size.outputs, dtype=torch.float32, device=device,
-            num_models=None if size.models == 1 else size.models,
-        )  # fmt: skip
-        kernels = SimpleNamespace(**_triton.launchers())
-        if self.kernel.endswith("forward"):
-            return lambda: forward(sample, kernels)
-        results = forward(sample, kernels)
-        grad_y, needs = torch.ones_like(results[0]), (1 << 1 + len(sample.tensors)) - 1
-        needs = NEEDS.get(self.kernel, needs)
-        return lambda: backward(sample, kernels, grad_y, needs, results=results)
-
-    def shipped(self, device: str) -> Config:
-        """The configuration that a launch uses now, as a table's entry."""
-        from npu_kernels._triton import tuning
-
-        size, x = self.size, torch.empty(0, device=device)
-        choice = tuning.lookup(self.kernel, x, size.inputs, size.outputs, size.models)
-        entry = {name: n for name, n in choice.options.items() if name != "enable_fp_fusion"}
-        return entry | ({"programs": choice.programs} if choice.programs else {})
-
-
-def tasks(sizes: Sequence[Size], precision: str) -> list[Task]:
-    """The NPU's kernels at all sizes, then the other layers'."""
-    from npu_kernels._triton import tuning
-
-    small = {size: tuning.is_small(size.inputs, size.outputs) for size in sizes}
-    pairs = [(kernel, size) for size in sizes for kernel in (NPU_SMALL if small[size] else NPU)]
-    pairs += [(kernel, size) for size in sizes for kernel in OTHERS]
-    return [Task(kernel, size, precision) for kernel, size in pairs]
-
 
 def search(
-    start: Config,
-    candidates: Iterable[Config],
-    seconds: Callable[[Config], float],
-    *,
-    enough: Callable[[], bool],
-) -> tuple[Config, float, float]:
+    start: Config, candidates: Iterable[Config], seconds: Callable[[Config], float], *,
+    enough: Callable[[], bool], prepare: Callable[[Sequence[Config]], None] = lambda configs: None,
+    spread: int = 0,
+) -> tuple[Config, float, float]:  # fmt: skip
     """``(best, its seconds, those of the start)``: along candidates that differ in one number.
 
-    `seconds` gives inf for a configuration that does not work; `enough` ends the search early.
+    `seconds` gives inf for a configuration that does not work; `enough` ends the search early;
+    `prepare` sees a step's candidates before they are timed; `spread` candidates of the first step
+    lie anywhere.
     """
     untried = [dict(candidate) for candidate in candidates if candidate != start]
     best, time = dict(start), seconds(start)
     first, before = time, math.inf
+    anywhere = untried[:: max(1, len(untried) // spread)] if spread else []
 
     def near(config: Config) -> bool:
         changed = sum(config.get(name) != value for name, value in best.items())
@@ -118,7 +73,10 @@ def search(
     while time < before and not enough():
         before = time
         chosen = [config for config in untried if near(config)]
+        chosen += [config for config in anywhere if config not in chosen]
+        anywhere = []
         untried = [config for config in untried if config not in chosen]
+        prepare(chosen)
         for candidate in chosen:
             if enough():
                 break
@@ -128,60 +86,101 @@ def search(
     return best, time, first
 
 
-def device_seconds(launch: Launch) -> float:
-    """Seconds of a call on the device, in a CUDA graph: without the host's for the launch."""
-    from triton.testing import do_bench_cudagraph
+def device_time(
+    run: Callable[[], object], best: float = math.inf, device: Any = DEVICES["cuda"]
+) -> float:
+    """Seconds of a call on the device with a cold cache, without what the host needs to launch it.
 
-    return 1e-3 * float(do_bench_cudagraph(launch, return_mode="median"))
+    Inside one CUDA graph the cache is overwritten before each of the calls; a graph without the
+    calls says what that takes. A call that takes ten times the best is timed once, in no graph.
+    """
+    flush = device.flush()
+
+    def calls(count: int, once: Callable[[], object]) -> Callable[[], object]:
+        def repeat() -> None:
+            for _ in range(count):
+                flush()
+                once()
+
+        replay: Callable[[], object] = device.capture(repeat, calls_before=1)[0]
+        return replay
+
+    once: float = device.seconds(run, before=flush)
+    if once > LOSER * best + HOST_SECONDS:
+        return once
+    count = min(MAX_CALLS, max(1, math.ceil(GRAPH_SECONDS / max(once, 1e-9))))
+    both, flushes = calls(count, run), calls(count, lambda: None)
+    both(), flushes()
+    times = [(device.seconds(both) - device.seconds(flushes)) / count for _ in range(TRIALS)]
+    return max(statistics.median(times), 1e-9)
 
 
-class Tuned(NamedTuple):
-    """The best configuration of a kernel at a size, and what the search tried."""
+def shipped(task: Task, device: str) -> Config:
+    """The configuration that a launch uses now, as a table's entry."""
+    from npu_kernels._triton import tuning
 
-    config: Config
-    us: float  # microseconds of a call
-    shipped_us: float
-    tried: int
-    failed: dict[str, int]  # how many, by reason
+    size, x = task.size, torch.empty(0, device=device)
+    choice = tuning.lookup(task.kernel, x, size.inputs, size.outputs, size.models)
+    entry = {name: value for name, value in choice.options.items() if name != "enable_fp_fusion"}
+    return entry | ({"programs": choice.programs} if choice.programs else {})
 
 
 def tune(
-    task: Task,
+    order: Order,
+    timer: Timer,
     seconds: float,
-    timer: Timer = device_seconds,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float],
     device: str = "cuda",
-) -> Tuned:
-    """Return the best configuration of one kernel, within about that many seconds."""
+    pool: Pool | None = None,
+) -> Row:
+    """The best configuration of one kernel at one size, within about that many seconds.
+
+    The row has the microseconds of a call, how many candidates were tried, and how many failed for
+    which reason.
+    """
     from npu_kernels._triton import tuning
 
-    torch.set_float32_matmul_precision(task.precision)
-    begin, start, launch = clock(), task.shipped(device), task.launch(device)
-    expected = [output.clone() for output in launch()]
-    failed, tried = Counter[str](), 0
+    task = order.task
+    bucket = tuning.bucket(task.size.inputs, task.size.outputs)
+    start, begin = shipped(task, device), clock()
+    expected = [output.clone() for output in order.launch()]
+    unusable: dict[str, str] = {}
+    failed, times = Counter[str](), list[float]()
+
+    def prepare(configs: Sequence[Config]) -> None:
+        if pool is not None:
+            # Half of the time: a compiler that never ends leaves time for the others.
+            limit = max(1.0, (seconds - (clock() - begin)) / 2)
+            problems = zip(configs, pool.compile(task, configs, limit), strict=True)
+            unusable.update({str(config): why for config, why in problems if why})
 
     def measure(config: Config) -> float:
-        nonlocal tried
-        tried += 1
-        tolerance = TOLERANCE[max(config.get("PASSES", 0), 0)]
-        with tuning.use_config(task.kernel, config):
-            try:
-                pairs = zip(launch(), expected, strict=True)
-                if max(normwise_error(result, true) for result, true in pairs) <= tolerance:
-                    return timer(launch)
-                failed["differs from the shipped one's results"] += 1
-            except Exception as error:  # registers, shared memory, a compiler's own failure
-                failed[type(error).__name__] += 1
-        return math.inf
+        why, seconds_of = unusable.get(str(config), ""), math.inf
+        if not why:
+            with tuning.use_config(task.kernel, config):
+                try:
+                    pairs = zip(order.launch(), expected, strict=True)
+                    tolerance = TOLERANCE[max(config.get("PASSES", 0), 0)]
+                    if max(normwise_error(*pair) for pair in pairs) <= tolerance:
+                        seconds_of = timer(order.launch, min(times, default=math.inf))
+                    else:
+                        why = "differs from the shipped one's results"
+                except Exception as error:  # registers, shared memory, a compiler's own failure
+                    why = type(error).__name__
+        if why:
+            failed[why] += 1
+        times.append(seconds_of)
+        return seconds_of
 
     fixed = {"maxnreg": start["maxnreg"]} if "maxnreg" in start else {}  # no candidate varies it
-    bucket = tuning.bucket(task.size.inputs, task.size.outputs)
     entries = tuning.candidates(task.kernel, torch.float32, task.precision, bucket)
-    best, least, first = search(
-        start, (entry | fixed for entry in entries), measure,
-        enough=lambda: clock() - begin > seconds,
-    )  # fmt: skip
-    return Tuned(best, 1e6 * least, 1e6 * first, tried, dict(failed))
+    candidates, spread = (entry | fixed for entry in entries), SPREAD if pool else 0
+    enough = lambda: clock() - begin > seconds  # noqa: E731
+    best, time, first = search(
+        start, candidates, measure, enough=enough, prepare=prepare, spread=spread
+    )
+    times_of = {"config": best, "us": 1e6 * time, "shipped_us": 1e6 * first}
+    return {**times_of, "tried": len(times), "failed": dict(failed)}
 
 
 def write(entries: dict[str, Config], architecture: str, path: Path | None) -> Path:
@@ -195,27 +194,99 @@ def write(entries: dict[str, Config], architecture: str, path: Path | None) -> P
     return path
 
 
-def main(sizes: Sequence[Size], precision: str, seconds: float, path: Path | None) -> int:
+class Tuner:
+    """Tunes task after task on one device: the table grows with every gain, the rows with each.
+
+    Args:
+        where: what is written into each row beside the search: the device, versions.
+        architecture: the table's.
+        table: the file; None for the shipped one.
+        timer, clock, device, pool: see :func:`tune`.
+    """
+
+    def __init__(
+        self, where: Row, architecture: str, table: Path | None, *, timer: Timer = device_time,
+        clock: Callable[[], float] = time.perf_counter, device: str = "cuda",
+        pool: Pool | None = None,
+    ) -> None:  # fmt: skip
+        self.where, self.architecture, self.table = where, architecture, table
+        self.timer, self.clock, self.device, self.pool = timer, clock, device, pool
+
+    def run(self, task: Task, seconds: float) -> Row:
+        """Search, write the table, and return the row."""
+        begin = self.clock()
+        torch.set_float32_matmul_precision(task.precision)
+        launch = order(task, self.device)
+        best = tune(launch, self.timer, seconds, self.clock, self.device, self.pool)
+        took = {"seconds": self.clock() - begin}
+        row = {**task.to_dict(), "key": task.key, **best, **took, **self.where}
+        better = {task.key: row["config"]} if row["us"] < row["shipped_us"] else {}
+        try:
+            write(better, self.architecture, self.table)
+        except OSError as error:
+            row["not_written"] = error.strerror or str(error)
+        return row
+
+
+def describe(row: Row) -> str:
+    """A row as a line of text."""
+    failure = f"; the table could not be written: {row.get('not_written')}"
+    return (
+        f"{Task.from_dict(row)}: {row['shipped_us']:.1f} us as shipped, {row['us']:.1f} us with "
+        f"{row['config']}, {row['tried']} tried in {row['seconds']:.0f} s"
+    ) + (failure if "not_written" in row else "")
+
+
+def measured(rows: Sequence[Row], where: Row) -> set[str]:
+    """The tasks, as text, of the rows of this device and these versions."""
+    done = set()
+    for row in rows:
+        if all(row.get(name) == value for name, value in where.items()):
+            with contextlib.suppress(KeyError, TypeError):  # another command's row
+                done.add(str(Task.from_dict(row)))
+    return done
+
+
+def place() -> tuple[Row, str, tuple[str, Any, int]]:
+    """The facts of the current CUDA device for rows, its table, and the compilers' target."""
+    import triton
+
+    target = triton.runtime.driver.active.get_current_target()
+    from npu_kernels._triton import tuning
+
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    where = {"gpu": torch.cuda.get_device_name(), **versions}
+    return where, tuning.architecture(target), (target.backend, target.arch, target.warp_size)
+
+
+def main(
+    sizes: Sequence[Size], precision: str, seconds: float, path: Path | None,
+    rows: Path | None = None, jobs: int = 1,
+) -> int:  # fmt: skip
     """Tune for the current CUDA device; returns the exit status."""
     from npu_kernels._triton import tuning
 
-    architecture = tuning.architecture_of(torch.device("cuda", torch.cuda.current_device()))
-    print(f"{torch.cuda.get_device_name()}: table {architecture}, precision {precision!r}")
+    where, architecture, target = place()
+    print(f"{where['gpu']}: table {architecture}, precision {precision!r}")
     table = path or tuning.TABLES
     try:
-        write({}, architecture, path)  # before the work: it can be read, and more can be written
-        for task in tasks(sizes, precision):
-            tuned = tune(task, seconds)
-            print(
-                f"{task.kernel} {task.size}: {tuned.shipped_us:.1f} us as shipped, {tuned.us:.1f} "
-                f"us with {tuned.config}, {tuned.tried} tried, failed: {tuned.failed}",
-                flush=True,
-            )
-            if tuned.us < tuned.shipped_us:
-                write({task.key: tuned.config}, architecture, path)
+        # Before the work: the table can be read, and more can be written.
+        write({}, architecture, path)
+        kept = [] if rows is None else rows_command.read(rows, missing_ok=True)
     except (OSError, ValueError) as error:
         print(f"--tune: {table} cannot be used: {error}", file=sys.stderr)
         return 2
+    done = measured(kept, where)
+    with Pool(jobs, target) as pool:
+        tuner = Tuner(where, architecture, path, pool=pool)
+        for task in tasks(sizes, precision):
+            if str(task) in done:
+                continue
+            row = tuner.run(task, seconds)
+            print(describe(row), flush=True)
+            if rows is not None:
+                kept.append(row)
+                rows_command.write(rows, kept)
     check = f"`python -m tools.aot --target {architecture}`"
     print(f"entries written to {table}; check them with {check}")
     return 0

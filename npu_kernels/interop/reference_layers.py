@@ -94,14 +94,14 @@ class NAU(layers.NAU):
     """Neural Addition Unit, a layer, eager: `npu_kernels.NAU` by `reference.nau`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _by_formula("nau", x, self.weight, clip=self.clip)
+        return _by_formula("nau", x, [self.weight], clip=self.clip)
 
 
 class NAC(layers.NAC):
     """Neural Accumulator, a layer, eager: `npu_kernels.NAC` by `reference.nac`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _by_formula("nac", x, self.weight, self.mask)
+        return _by_formula("nac", x, [self.weight, self.mask])
 
 
 class NALU(layers.NALU):
@@ -109,7 +109,7 @@ class NALU(layers.NALU):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = [getattr(self, name) for name in ops.WEIGHTS["nalu"]]
-        return _by_formula("nalu", x, *weights, eps=self.eps)
+        return _by_formula("nalu", x, weights, eps=self.eps)
 
 
 _KINDS: tuple[type[nn.Module], ...] = (

@@ -108,7 +108,6 @@ def test_everything_of_the_plan_can_be_read() -> None:
     """Functions, sizes, layers, rivals and files are there."""
     from benchmarks.gpu import work
     from benchmarks.throughput import rivals
-    from npu_kernels._operators import ops
     from tests.support.samples import RECORDS
 
     assert gpu.PARTS.keys() == gpu.REHEARSED.keys()
@@ -116,23 +115,26 @@ def test_everything_of_the_plan_can_be_read() -> None:
         assert len(set(part.items)) == len(part.items)
         assert part.item_seconds <= part.seconds
     options = {
-        "certify": set(), "bench": {"rivals"}, "compare": set(), "warm": {"rivals"},
-        "tests": {"only", "without"}, "training": {"optimizer"}, "rollout": set(),
+        "smoke": {"dtype", "precision", "shared", "without", "graph"},
+        "bench": {"rivals", "precision"}, "compare": {"of", "precision"},
+        "warm": {"rivals", "precision"}, "tests": {"only", "without"},
+        "training": {"optimizer"}, "rollout": set(), "tiles": {"precision"},
     }  # fmt: skip
     for item in items():
         kind, _, rest = item.partition(" ")
         assert kind in work.DO
         words = work.Words(rest)
         assert words.named.keys() <= options[kind], item
-        if kind in ("bench", "warm", "compare"):
-            layer, size = words.first
+        if kind in ("smoke", "bench", "warm", "compare", "tiles"):
+            *_, layer, size = words.first
             Size.parse(size)
-            assert layer in RECORDS
+            assert layer == "ode" or layer in RECORDS
             assert set(words.named.get("rivals", "ours").split(",")) <= set(rivals.RIVALS)
         elif kind == "tests":
             text = (ROOT / "tests" / "triton" / words.first[0]).read_text()
             assert "gpu" in text or "device" in text, item
-    assert {item.split()[1] for item in items("smoke")} == ops.LAYERS.keys()
+    layers = {item.split()[1] for item in items("smoke")}
+    assert layers == {"ode", "npu", "nmu", "nmru", "nalu", "inalu"}
 
 
 # Rows where the faster kernels are not those that the model takes, with the reason.
@@ -218,11 +220,13 @@ def test_rehearsal(tmp_path: Path) -> None:
     planned["env", "env"] = ""
     assert {(r["part"], r["item"]): r["end"] for r in results if "end" in r} == planned
     assert all(row["gpu"] == "none" and row["torch"] == torch.__version__ for row in results)
-    compared = [row for row in results if "errors" in row]
-    assert [row["kernels"] for row in compared] == ["one-pass", "planes"]
+    launches = [row for row in results if "errors" in row]
+    compared = [row for row in launches if "kernels" in row]
+    assert [row["kernels"] for row in compared] == ["launches", "tape", "one-pass", "planes"]
     assert all(row["graph_us"] > 0 and row["good"] for row in compared)
-    (certified,) = [row for row in results if row["part"] == "smoke" and "layer" in row]
-    assert "float32" in certified["told"]
+    launches = [row for row in launches if "kernels" not in row]
+    assert [row["part"] for row in launches] == ["smoke"] * 3
+    assert all(row["good"] and row["same_bits"] and max(row["errors"]) < 1e-3 for row in launches)
     tests = {row["item"]: row["tests"] for row in results if "tests" in row}
     assert len(tests) == 2
     (huge,) = gpu.PARTS["huge"].items

@@ -1,6 +1,6 @@
 """The search for fast configurations; `--tune` and `--device cuda` without a GPU."""
 
-import functools
+import contextlib
 import json
 from pathlib import Path
 
@@ -8,8 +8,15 @@ import pytest
 import torch
 
 from benchmarks.throughput import __main__ as suite_main
-from benchmarks.throughput import devices, suite, tune
+from benchmarks.throughput import devices, orders, precompile, suite, tune
 from benchmarks.throughput.cases import STEP, Case, Size
+from tests.support.building import run_python
+
+
+@pytest.fixture(autouse=True)
+def _compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers and other processes compile, also where the tests' own process interprets."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
 def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path) -> None:
@@ -91,10 +98,83 @@ def test_rows_of_a_device() -> None:
         assert "device 12.5 us in 3 launches" in suite.show(row)
 
 
+def test_workers_compile_for_a_gpu_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a worker has compiled is in Triton's cache for another process, or is said."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    task = orders.Task("nmu_forward", Size(5, 3, 2))
+    good = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 1}
+    with precompile.Pool(1, ("cuda", 90, 32)) as pool:
+        problems = pool.compile(task, [good, good | {"num_warps": 3}])
+        assert problems[0] == ""
+        assert "num_warps" in problems[1]
+        assert pool.compile(task, [good | {"BLOCK_B": 32}], 0.0) == [precompile.NOT_IN_TIME]
+    code = f"""
+import triton
+from benchmarks.throughput import orders, precompile
+from benchmarks.throughput.cases import Size
+from npu_kernels._triton import tuning
+precompile.compile_only(("cuda", 90, 32))
+seen = []
+triton.knobs.compilation.listener = lambda *, cache_hit, **more: seen.append(cache_hit)
+order = orders.order(orders.Task("nmu_forward", Size(5, 3, 2)), "cpu", values=False)
+with tuning.use_config("nmu_forward", {good}):
+    order.launch()
+with tuning.use_config("nmu_forward", {good | {"num_warps": 2}}):
+    order.launch()
+print(seen)
+"""
+    child = run_python("-c", code)
+    assert child.stdout == "[True, False]\n", child.stderr
+
+
+def test_tuning_goes_on_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every search is a row at once; the next run does those that the file lacks."""
+    pytest.importorskip("triton")
+    asked: list[str] = []
+
+    def run(self: tune.Tuner, task: orders.Task, seconds: float) -> tune.Row:
+        asked.append(str(task))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        times = {
+            "config": {"num_warps": 4}, "us": 1.0, "shipped_us": 2.0, "tried": 3, "failed": {},
+            "seconds": 4.0,
+        }  # fmt: skip
+        return {**task.to_dict(), "key": task.key, **times, **self.where}
+
+    where = {"gpu": "H", "torch": "2", "triton": "3"}
+    monkeypatch.setattr(tune, "place", lambda: (where, "sm_90", ("cuda", 90, 32)))
+    # nothing is compiled
+    monkeypatch.setattr(tune, "Pool", lambda jobs, target: contextlib.nullcontext())
+    monkeypatch.setattr(tune.Tuner, "run", run)
+    table, file = tmp_path / "t.json", tmp_path / "rows.jsonl"
+    tasks = [str(task) for task in orders.tasks([Size(5, 3, 2)], "highest")]
+    assert tasks[:2] == ["npu_small_forward 5x3x2 highest", "npu_small_backward 5x3x2 highest"]
+    with pytest.raises(KeyboardInterrupt):
+        tune.main([Size(5, 3, 2)], "highest", 1.0, table, file)
+    assert len(file.read_text().splitlines()) == 2
+    with file.open("a") as torn:
+        torn.write('{"kernel": "nmu_fo')
+    assert tune.main([Size(5, 3, 2)], "highest", 1.0, table, file) == 0
+    assert asked == tasks[:3] + tasks[2:]
+    assert (
+        "npu_small_forward 5x3x2 highest: 2.0 us as shipped, 1.0 us with" in capsys.readouterr().out
+    )
+    where["triton"] = "4"
+    assert tune.main([Size(5, 3, 2)], "highest", 1.0, table, file) == 0
+    assert len(asked) == 3 + len(tasks) - 2 + len(tasks)
+
+
 def test_other_results_than_the_shipped_ones_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """More warps are faster, and eight of them compute something else."""
     tuning = pytest.importorskip("npu_kernels._triton.tuning")
     start = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 1}
+    monkeypatch.setattr(tune, "shipped", lambda task, device: start)
 
     def warps() -> int:
         return int(tuning._overrides.get("nmu_forward", start)["num_warps"])
@@ -102,38 +182,7 @@ def test_other_results_than_the_shipped_ones_do_not_count(monkeypatch: pytest.Mo
     def launch() -> list[torch.Tensor]:
         return [torch.full((2,), 9.0 if warps() == 8 else 1.0)]
 
-    monkeypatch.setattr(tune.Task, "shipped", lambda task, device: start)
-    monkeypatch.setattr(tune.Task, "launch", lambda task, device: launch)
-    task = tune.Task("nmu_forward", Size(5, 3, 2))
-    tuned = tune.tune(task, 20.0, lambda run: 1 / warps(), lambda: 0.0, "cpu")
-    assert tuned.config["num_warps"] == 4
-    assert tuned.failed["differs from the shipped one's results"] > 0
-
-
-def test_a_table_is_tuned_task_by_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What is faster is in the table as soon as its search ends."""
-    tuning = pytest.importorskip("npu_kernels._triton.tuning")
-    faster, table = {"BLOCK_B": 32, "num_warps": 4}, tmp_path / "table.json"
-    done: list[str] = []
-
-    def tuned(task: tune.Task, seconds: float) -> tune.Tuned:
-        if len(done) == 2:
-            raise KeyboardInterrupt
-        done.append(task.key)
-        return tune.Tuned(faster, 1.0 if len(done) == 1 else 2.0, 2.0, 3, {})
-
-    monkeypatch.setattr(tune, "tune", tuned)
-    monkeypatch.setattr(tuning, "architecture_of", functools.cache(lambda device: "sm_90"))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H")
-    with pytest.raises(KeyboardInterrupt):
-        tune.main([Size(5, 3, 2)], "highest", 1.0, table)
-    assert json.loads(table.read_text())["sm_90"][done[0]] == faster
-    assert done[1] not in json.loads(table.read_text())["sm_90"]
-    said = capsys.readouterr().out
-    assert "npu_small_forward 5x3x2: 2.0 us as shipped, 1.0 us with" in said
-    table.write_text("no table")
-    assert tune.main([Size(5, 3, 2)], "highest", 1.0, table) == 2
-    assert f"--tune: {table} cannot be used" in capsys.readouterr().err
+    order = orders.Order(orders.Task("nmu_forward", Size(5, 3, 2)), launch)
+    row = tune.tune(order, lambda run, best: 1 / warps(), 20.0, lambda: 0.0, "cpu")
+    assert row["config"]["num_warps"] == 4
+    assert row["failed"]["differs from the shipped one's results"] > 0

@@ -62,6 +62,7 @@ MEASURED = {
     "npu_kernels.equations._table.refine": "the deviations that the criterion compares",
     "npu_kernels._operators": "the records of layers, the choice of a backend, the precision",
     "npu_kernels.training._fallbacks": "whether a training is one call of C++",
+    "npu_kernels.ode._loop": "the formula that a kernel of a time loop is compared with",
 }
 # On a page, and in no `__all__`: the base class, which `from npu_kernels import *` leaves out.
 BASE_CLASSES = ["npu_kernels.layers.BaseLayer"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.throughput import tune
+from benchmarks.throughput import orders, tune
 from benchmarks.throughput.cases import Size
 from tests.support.kernels import ALL, backward, forward
 from tests.support.samples import RECORDS
@@ -176,7 +176,7 @@ def test_candidates_keep_the_promised_accuracy() -> None:
             assert all(("programs" in entry) == (kernel in SPLIT) for entry in entries)
 
 
-def test_tuning_with_a_made_up_clock(device: str) -> None:
+def test_tuning_with_a_made_up_clock(device: str, tmp_path: Path) -> None:
     """Every kernel of a small and of a larger layer is launched with candidates; what the timer
     likes is found.
 
@@ -189,18 +189,22 @@ def test_tuning_with_a_made_up_clock(device: str) -> None:
         passed += 1
         return passed
 
-    def timer(run: Callable[[], object]) -> float:
+    def timer(run: Callable[[], object], best: float) -> float:
         (config,) = tuning._overrides.values()
         if config["num_warps"] > 4:
             raise RuntimeError("out of resources")
         return 1 + config["BLOCK_B"] / 128
 
-    tasks = tune.tasks([Size(3, 3, 2), Size(3, 17, 2, 2)], "highest")
-    assert {task.kernel for task in tasks} == set(tuning.KERNELS)
-    assert len(tasks) == 7 + 8
-    results = {task.key: tune.tune(task, 3.0, timer, clock, device) for task in tasks}
-    faster = {key: tuned.config for key, tuned in results.items() if tuned.us < tuned.shipped_us}
-    assert faster
+    tasks = orders.tasks([Size(3, 3, 2), Size(3, 17, 2, 2)], "highest")
+    tuner = tune.Tuner(
+        {"gpu": "none"}, "sm_90", tmp_path / "t.json", timer=timer, clock=clock, device=device
+    )
+    rows = [tuner.run(task, 3.0) for task in tasks]
+    assert {row["kernel"] for row in rows} == set(tuning.KERNELS)
+    assert len(rows) == 7 + 8
+    table, shipped = tuning.load_table(tmp_path / "t.json")["sm_90"], tuning.load_table()["sm_90"]
+    faster = {row["key"]: row["config"] for row in rows if row["us"] < row["shipped_us"]}
+    assert faster == {key: entry for key, entry in table.items() if key not in shipped}
     for key, entry in faster.items():
         assert re.fullmatch(r"(\w+) float32 (any|highest) i(4|32) o2 k(1|2)", key), key
         assert entry["num_warps"] <= 4
@@ -208,15 +212,15 @@ def test_tuning_with_a_made_up_clock(device: str) -> None:
 
 def test_tuning_keeps_the_bound_on_registers(device: str) -> None:
     """Candidates have the shipped configuration's, else none would be its neighbour."""
-    task = tune.Task("nmu_forward", Size(5, 3, 2))
+    order = orders.order(orders.Task("nmu_forward", Size(5, 3, 2)), device)
     shipped = {"BLOCK_B": 64, "BLOCK_O": 16, "num_warps": 4, "maxnreg": 255}
     clock = itertools.count()
     with tuning.use_config("nmu_forward", shipped):
-        timer = lambda run: 1 + tuning._overrides["nmu_forward"]["BLOCK_B"] / 128  # noqa: E731
-        tuned = tune.tune(task, 4.0, timer, lambda: next(clock), device)
-    assert tuned.config["BLOCK_B"] < shipped["BLOCK_B"]
-    assert tuned.config.keys() == shipped.keys()
-    assert tuned.us < tuned.shipped_us
+        timer = lambda run, best: 1 + tuning._overrides["nmu_forward"]["BLOCK_B"] / 128  # noqa: E731
+        tuned = tune.tune(order, timer, 4.0, lambda: next(clock), device)
+    assert tuned["config"]["BLOCK_B"] < shipped["BLOCK_B"]
+    assert tuned["config"].keys() == shipped.keys()
+    assert tuned["us"] < tuned["shipped_us"]
 
 
 KEY_OF_NMU = "nmu_forward float32 any large"
