@@ -167,7 +167,7 @@ OTHERS: dict[str, tuple[float, Door]] = {
     "ode.fit: observed": (0, lambda n: _series(observed=[n])),
     "fit_batch: seeds": (3, lambda n: fit_batch(RealNPU(2, 1, num_models=2).double(), X[None], Y[None], seeds=[n],
                                               recipe=QUICK, progress=False)),
-    "extract: model": (1, lambda n: formula.extract(_model(2), model_index=n)),
+    "extract: model_index": (1, lambda n: formula.extract(_model(2), model_index=n)),
     "Recipe: wide": (0.25, lambda v: Recipe(wide=(v,))),
     "Recipe: imaginary": (0.25, lambda v: Recipe(imaginary=(v,))),
     "Recipe: gates": (0.25, lambda v: Recipe(gates=(v,))),
