@@ -91,9 +91,9 @@ struct OdeInputs {
   // trajectory's values come in whole blocks instead.
   std::array<int64_t, 4> stages_shape() const {
     const auto blocks = [](int64_t count) { return (count + kOdeBlock - 1) / kOdeBlock; };
-    const int64_t kept = steps * stages + last_stage;
-    if (one()) return {1, kept, 2 * (blocks(features) + blocks(hidden)), kOdeBlock};
-    return {many_starts() ? models * blocks(starts) : blocks(models * starts), kept, 2 * (features + hidden),
+    const int64_t saved = steps * stages + last_stage;
+    if (one()) return {1, saved, 2 * (blocks(features) + blocks(hidden)), kOdeBlock};
+    return {many_starts() ? models * blocks(starts) : blocks(models * starts), saved, 2 * (features + hidden),
             kOdeBlock};
   }
 };

@@ -14,13 +14,13 @@ struct FastPath;
 
 template <typename L>
 struct Fast {
-  static constexpr size_t kWeights = L::weights.size(), kOperands = 1 + kWeights, kKept = L::kept.size();
+  static constexpr size_t kWeights = L::weights.size(), kOperands = 1 + kWeights, kSaved = L::saved.size();
   static constexpr size_t kOptions = L::options.size();
   using Operands = std::array<Tensor, kOperands>;  // x and the weights
   using Options = std::array<double, kOptions>;
-  using Results = std::array<Tensor, 1 + kKept>;  // y and what is kept
+  using Results = std::array<Tensor, 1 + kSaved>;  // y and what is saved
 
-  static size_t saved_at(size_t kept) { return kOperands + L::takes_y + kept; }
+  static size_t saved_at(size_t index) { return kOperands + L::takes_y + index; }
 
   static Operands contiguous(const Tensor* given) {
     Operands found;
@@ -40,21 +40,21 @@ struct Fast {
   static Results forward(const Operands& given, const Options& options, const Sizes& n, bool save) {
     const Operands operands = contiguous(given.data());
     Results results{empty_result(operands[0], n)};
-    std::array<void*, kKept + 1> kept{};
-    for (size_t i = 0; i < kKept && save; ++i) {
-      const auto kind = L::kept[i].kind;
+    std::array<void*, kSaved + 1> saved{};
+    for (size_t i = 0; i < kSaved && save; ++i) {
+      const auto kind = L::saved[i].kind;
       Tensor& result = results[1 + i];
-      if (kind == npu::Kept::kParts)
-        result = uninitialised({L::kept[i].parts, operands[1].numel()}, operands[1].options());
-      else if (kind == npu::Kept::kFlags)
+      if (kind == npu::Saved::kParts)
+        result = uninitialised({L::saved[i].parts, operands[1].numel()}, operands[1].options());
+      else if (kind == npu::Saved::kFlags)
         result = uninitialised(results[0].sizes(), results[0].options().dtype(at::kInt));
       else result = empty_result(operands[0], n);
-      kept[i] = result.mutable_data_ptr();
+      saved[i] = result.mutable_data_ptr();
     }
     if constexpr (L::by_matrix) {
       if (!takes(operands[0], n)) {
-        const Tensor into = kKept > 0 && save ? results.back() : Tensor();
-        multiply(operands[0], matrix(operands, options, n, kept.data(), into), n, results[0]);
+        const Tensor into = kSaved > 0 && save ? results.back() : Tensor();
+        multiply(operands[0], matrix(operands, options, n, saved.data(), into), n, results[0]);
         return results;
       }
     }
@@ -62,7 +62,7 @@ struct Fast {
       using T = decltype(zero);
       const auto in = data<T>(operands);
       const npu::ForwardCall<T> call{
-          {n, in.data(), options.data()}, results[0].template mutable_data_ptr<T>(), kept.data()};
+          {n, in.data(), options.data()}, results[0].template mutable_data_ptr<T>(), saved.data()};
       (npu::kernels<T>().*L::template forward_kernel<T>)(L::forward(call), threads_for<L>(n));
     });
     return results;
@@ -71,7 +71,7 @@ struct Fast {
   static bool takes(const Tensor& x, const Sizes& n) { return L::takes(n, x.scalar_type() == at::kFloat); }
 
   // What y is x times of, [(K,) O, I], in that tensor if it is defined.
-  static Tensor matrix(const Operands& operands, const Options& options, const Sizes& n, void* const* kept,
+  static Tensor matrix(const Operands& operands, const Options& options, const Sizes& n, void* const* saved,
                        const Tensor& into) {
     if (L::weight_is_matrix(options.data())) return operands[1];
     const Tensor result = into.defined() ? into : uninitialised(operands[1].sizes(), operands[1].options());
@@ -79,13 +79,13 @@ struct Fast {
       using T = decltype(zero);
       const auto in = data<T>(operands);
       const npu::ForwardCall<T> call{
-          {n, in.data(), options.data()}, nullptr, kept, result.template mutable_data_ptr<T>()};
+          {n, in.data(), options.data()}, nullptr, saved, result.template mutable_data_ptr<T>()};
       (npu::kernels<T>().*L::template forward_kernel<T>)(L::forward(call), threads_for_matrix(n));
     });
     return result.view(operands[1].sizes());
   }
 
-  // saved: the operands, y where it is taken, what was kept.
+  // saved: the operands, y where it is taken, what was saved.
   static variable_list backward(const Tensor& grad_y, const variable_list& saved, const Options& options,
                                 int64_t needs) {
     Sizes n;
@@ -95,8 +95,8 @@ struct Fast {
     Results results;
     for (size_t i = L::takes_y ? 0 : 1; i < results.size(); ++i) results[i] = saved[saved_at(0) + i - 1].contiguous();
     variable_list grads = empty_gradients({saved.begin(), saved.begin() + kOperands}, n, needs);
-    std::array<const void*, kKept + 1> kept{};
-    for (size_t i = 0; i < kKept; ++i) kept[i] = results[1 + i].const_data_ptr();
+    std::array<const void*, kSaved + 1> saved_data{};
+    for (size_t i = 0; i < kSaved; ++i) saved_data[i] = results[1 + i].const_data_ptr();
     bool known = false;  // the gradient of x, and that of the matrix, which takes the place of a weight's
     Tensor grad_matrix;
     if constexpr (L::by_matrix) {
@@ -104,10 +104,10 @@ struct Fast {
       if (known) {
         for (const Tensor& grad : grads)
           if (&grad != grads.data() && grad.defined()) grad_matrix = grad;
-        const std::array<void*, 1> keeps_nothing{};
+        const std::array<void*, 1> saves_nothing{};
         if (grads[0].defined()) {
-          const Tensor factor = kKept > 0 ? results.back().view(operands[1].sizes())
-                                          : matrix(operands, options, n, keeps_nothing.data(), Tensor());
+          const Tensor factor = kSaved > 0 ? results.back().view(operands[1].sizes())
+                                           : matrix(operands, options, n, saves_nothing.data(), Tensor());
           multiply_back(upstream, factor, n, grads[0]);
         }
         if (!grad_matrix.defined()) return grads;  // autograd adds up the models
@@ -123,7 +123,7 @@ struct Fast {
       const npu::BackwardCall<T> call{{n, in.data(), options.data()},
                                       known ? nullptr : upstream.const_data_ptr<T>(),
                                       L::takes_y ? results[0].template const_data_ptr<T>() : nullptr,
-                                      kept.data(),
+                                      saved_data.data(),
                                       out.data(),
                                       known ? grad_matrix.template const_data_ptr<T>() : nullptr};
       const auto run = npu::kernels<T>().*L::template backward_kernel<T>;
@@ -139,7 +139,7 @@ struct Fast {
     const at::ScalarType dtype = saved[0].scalar_type();
     if ((at::GradMode::is_enabled() && !L::second) || !nothing_watches() || !plain(grad_y, dtype)) return false;
     for (size_t i = 0; i < saved.size(); ++i) {
-      const bool flags = i >= saved_at(0) && L::kept[i - saved_at(0)].kind == npu::Kept::kFlags;
+      const bool flags = i >= saved_at(0) && L::saved[i - saved_at(0)].kind == npu::Saved::kFlags;
       if (saved[i].defined() && !plain(saved[i], flags ? at::kInt : dtype)) return false;
     }
     return true;
@@ -151,7 +151,7 @@ struct Fast {
     py::list arguments;
     arguments.append(py::cast(grad_y));
     for (size_t i = 0; i < saved.size(); ++i) {
-      if (i >= saved_at(0) && L::kept[i - saved_at(0)].kind == npu::Kept::kParts) continue;
+      if (i >= saved_at(0) && L::saved[i - saved_at(0)].kind == npu::Saved::kParts) continue;
       arguments.append(saved[i].defined() ? py::cast(saved[i]) : py::object(py::none()));
     }
     for (size_t i = 0; i < kOptions; ++i) {
@@ -261,12 +261,12 @@ template <typename L>
 variable_list differentiable_gradients(const Tensor& grad_y, const variable_list& saved,
                                        const typename Fast<L>::Options& options, int64_t needs);
 
-// The gradients where something came for s, too, which the layer keeps for them.
+// The gradients where something came for s, too, which the layer saves for them.
 template <typename L>
 variable_list gradients_with_s(const Tensor& grad_y, const Tensor& grad_s, variable_list saved,
                                const typename Fast<L>::Options& options, int64_t needs);
 
-// The autograd node, which torch shows by the layer's name. What is kept is an output where there are second
+// The autograd node, which torch shows by the layer's name. What is saved is an output where there are second
 // derivatives, so that these can return a gradient for it.
 template <typename L>
 struct FastPath : Node<FastPath<L>> {

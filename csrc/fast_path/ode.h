@@ -105,14 +105,14 @@ inline RolloutResult rollout_forward(const Rollout& r, const Tensor& u0, const T
   return found;
 }
 
-// Gradients of u0 and the four weights; `saved` as RolloutFastPath keeps it, `grads` of the trajectory and derivatives.
+// Gradients of u0 and the four weights; `saved` as RolloutFastPath saves it, `grads` of the trajectory and derivatives.
 inline variable_list rollout_backward(const Rollout& r, const variable_list& grads, const variable_list& saved,
                                       int64_t needs) {
   const Weights weights = contiguous(saved[1], saved[2], saved[3], saved[4]);
   const Tensor trajectory = saved[5].contiguous(), stages = saved[6];
   const auto rows = [&](const Tensor& t) { return t.defined() ? t.contiguous() : t; };
   const Tensor of_trajectory = rows(grads[0]), of_derivatives = rows(r.derivatives ? grads[1] : Tensor());
-  const Tensor kept = rows(stages);
+  const Tensor saved_stages = rows(stages);
   variable_list found(5);
   for (size_t i = 1; i < 5; ++i)
     if (needs >> i & 1) found[i] = uninitialised(saved[i].sizes(), trajectory.options());
@@ -121,9 +121,9 @@ inline variable_list rollout_backward(const Rollout& r, const variable_list& gra
     using T = decltype(zero);
     const auto data = [](const Tensor& t) { return t.defined() ? t.const_data_ptr<T>() : nullptr; };
     const auto out = [&](int i) { return found[i].defined() ? found[i].mutable_data_ptr<T>() : nullptr; };
-    const bool last = kept.defined() ? r.derivatives : of_derivatives.defined();
+    const bool last = saved_stages.defined() ? r.derivatives : of_derivatives.defined();
     npu::kernels<T>().ode_backward(
-        {weights.inputs<T>(r, last), data(of_trajectory), data(of_derivatives), data(trajectory), data(kept),
+        {weights.inputs<T>(r, last), data(of_trajectory), data(of_derivatives), data(trajectory), data(saved_stages),
          r.straight_through, out(0), out(1), out(2), out(3), out(4)},
         r.threads());
   });

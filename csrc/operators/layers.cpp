@@ -54,9 +54,9 @@ class Arguments {
 template <typename L>
 struct Registered {
   static constexpr size_t kWeights = L::weights.size(), kOperands = 1 + kWeights, kOptions = L::options.size();
-  static constexpr size_t kKept = [] {
+  static constexpr size_t kSaved = [] {
     size_t count = 0;
-    for (const npu::Kept& kept : L::kept) count += kept.kind != npu::Kept::kParts;
+    for (const npu::Saved& saved : L::saved) count += saved.kind != npu::Saved::kParts;
     return count;
   }();
 
@@ -118,17 +118,17 @@ struct Registered {
     const std::array<Optional, kOperands> given = operands(arguments);
     std::array<double, kOptions> options{};
     arguments.options(L::options, npu::kInForward, options.data());
-    const bool save = kKept > 0 && arguments.next<bool>();
+    const bool save = kSaved > 0 && arguments.next<bool>();
     const Tensor& x = *given[0];
     const Call n = call(op, given);
-    const std::vector<int64_t> shape = n.y_shape(), saved = save ? shape : std::vector<int64_t>{0};
+    const std::vector<int64_t> shape = n.y_shape(), saved_shape = save ? shape : std::vector<int64_t>{0};
     Tensor y = empty(x, shape);
-    std::array<Optional, kKept> kept;
-    std::array<void*, L::kept.size() + 1> into{};
-    for (size_t i = 0; i < kKept; ++i) {
-      const bool flags = L::kept[i].kind == npu::Kept::kFlags;
-      kept[i] = empty(x, saved, flags ? std::optional(aoti_torch_dtype_int32()) : std::nullopt);
-      if (save) into[i] = kept[i]->mutable_data_ptr();
+    std::array<Optional, kSaved> saved;
+    std::array<void*, L::saved.size() + 1> into{};
+    for (size_t i = 0; i < kSaved; ++i) {
+      const bool flags = L::saved[i].kind == npu::Saved::kFlags;
+      saved[i] = empty(x, saved_shape, flags ? std::optional(aoti_torch_dtype_int32()) : std::nullopt);
+      if (save) into[i] = saved[i]->mutable_data_ptr();
     }
     by_dtype(op, x, [&](auto zero) {
       using T = decltype(zero);
@@ -138,7 +138,7 @@ struct Registered {
                                       npu::torch_threads(n.models, n.rows, npu::factors<L>(n), n.out));
     });
     stack[0] = torch::stable::detail::from(y);
-    for (size_t i = 0; i < kKept; ++i) stack[1 + i] = torch::stable::detail::from(*kept[i]);
+    for (size_t i = 0; i < kSaved; ++i) stack[1 + i] = torch::stable::detail::from(*saved[i]);
   }
 
   static void backward(StableIValue* stack, uint64_t, uint64_t) {
@@ -148,7 +148,7 @@ struct Registered {
     const Tensor grad_y = arguments.next<Tensor>();
     const std::array<Optional, kOperands> given = operands(arguments);
     const Optional y = L::takes_y ? Optional(arguments.next<Tensor>()) : std::nullopt;
-    std::array<Optional, kKept> saved;
+    std::array<Optional, kSaved> saved;
     for (Optional& tensor : saved) tensor = arguments.next<Tensor>();
     std::array<double, kOptions> options{};
     arguments.options(L::options, npu::kInBackward, options.data());
@@ -173,26 +173,26 @@ struct Registered {
       const Operand<T> upstream(op, "grad_y", grad_y, dtype, outputs);
       std::optional<Operand<T>> output;
       if (y) output.emplace(op, "y", *y, dtype, outputs);
-      std::array<std::optional<Operand<T>>, kKept> reals;
-      std::array<Optional, kKept> flags;
-      std::array<const void*, L::kept.size() + 1> kept{};
-      for (size_t i = 0; i < kKept; ++i) {
-        const char* label = L::kept[i].name;
-        if (L::kept[i].kind == npu::Kept::kReal) {
+      std::array<std::optional<Operand<T>>, kSaved> reals;
+      std::array<Optional, kSaved> flags;
+      std::array<const void*, L::saved.size() + 1> saved_data{};
+      for (size_t i = 0; i < kSaved; ++i) {
+        const char* label = L::saved[i].name;
+        if (L::saved[i].kind == npu::Saved::kReal) {
           reals[i].emplace(op, label, *saved[i], dtype, outputs);
-          kept[i] = static_cast<const T*>(*reals[i]);
+          saved_data[i] = static_cast<const T*>(*reals[i]);
           continue;
         }
         check(saved[i]->scalar_type() == ScalarType::Int && saved[i]->is_cpu() && saved[i]->numel() == outputs, op,
               ": ", label, " must be int32 on the CPU with ", outputs, " elements, got shape ", shape_of(*saved[i]));
         npu::check_storage(op, label, *saved[i], sizeof(int32_t));
         flags[i] = saved[i]->is_contiguous() ? *saved[i] : whole(*saved[i]);
-        kept[i] = flags[i]->const_data_ptr();
+        saved_data[i] = flags[i]->const_data_ptr();
       }
       std::array<T*, kOperands> gradients;
       for (size_t i = 0; i < kOperands; ++i) gradients[i] = static_cast<T*>(into[i]);
       const npu::BackwardCall<T> call{checked.given(n), upstream, output ? static_cast<const T*>(*output) : nullptr,
-                                      kept.data(), gradients.data()};
+                                      saved_data.data(), gradients.data()};
       (npu::kernels<T>().*
        L::template backward_kernel<T>)(L::backward(call),
                                        npu::torch_threads(n.models, n.rows, npu::factors<L>(n), n.out));

@@ -141,18 +141,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ode_backward(
     const OdeOperands<T> operands(op, n, trajectory, weight_re, weight_im, gate, weight, tableau, dt, eps, clip, last);
     const int64_t states = n.models * n.starts * (n.steps + 1) * n.features;
     const Operand<T> path(op, "trajectory", trajectory, dtype, states);
-    std::optional<Operand<T>> of_trajectory, of_derivatives, kept;
+    std::optional<Operand<T>> of_trajectory, of_derivatives, saved;
     if (grad_trajectory) of_trajectory.emplace(op, "grad_trajectory", *grad_trajectory, dtype, states);
     if (grad_derivatives) of_derivatives.emplace(op, "grad_derivatives", *grad_derivatives, dtype, states);
     if (stages.numel() > 0) {
       const auto shape = operands.inputs.stages_shape();
-      check(last || !grad_derivatives, op, ": stages were kept without derivatives, so that they have no gradient");
-      kept.emplace(op, "stages", stages, dtype, shape[0] * shape[1] * shape[2] * shape[3]);
+      check(last || !grad_derivatives, op, ": stages were saved without derivatives, so that they have no gradient");
+      saved.emplace(op, "stages", stages, dtype, shape[0] * shape[1] * shape[2] * shape[3]);
     }
     const T* none = nullptr;
     npu::kernels<T>().ode_backward(
         {operands.inputs, of_trajectory ? *of_trajectory : none, of_derivatives ? *of_derivatives : none, path,
-         kept ? *kept : none, straight_through, needs & 1 ? data<T>(grad_u0) : nullptr,
+         saved ? *saved : none, straight_through, needs & 1 ? data<T>(grad_u0) : nullptr,
          needs & 2 ? data<T>(grad_weight_re) : nullptr, needs_im ? data<T>(grad_weight_im) : nullptr,
          needs_gate ? data<T>(grad_gate) : nullptr, needs & 16 ? data<T>(grad_weight) : nullptr},
         n.threads());

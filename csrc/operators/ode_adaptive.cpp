@@ -76,13 +76,13 @@ struct Operands {
 
 // What the trajectories keep; frees it.
 template <typename T>
-struct AllKept : std::vector<npu::OdeKept<T>> {
-  explicit AllKept(int64_t rows) : std::vector<npu::OdeKept<T>>(size_t(rows), npu::OdeKept<T>{}) {}
-  AllKept(const AllKept&) = delete;
-  ~AllKept() {
-    for (npu::OdeKept<T>& kept : *this) {
-      std::free(kept.times);
-      std::free(kept.states);
+struct AllSaved : std::vector<npu::OdeSaved<T>> {
+  explicit AllSaved(int64_t rows) : std::vector<npu::OdeSaved<T>>(size_t(rows), npu::OdeSaved<T>{}) {}
+  AllSaved(const AllSaved&) = delete;
+  ~AllSaved() {
+    for (npu::OdeSaved<T>& saved : *this) {
+      std::free(saved.times);
+      std::free(saved.states);
     }
   }
 };
@@ -105,11 +105,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(const Tensor&
   Tensor last = empty(u0, {models, starts, features});
   Tensor counts = empty(u0, {models, starts, kCounts}, aoti_torch_dtype_int64());
   Tensor clock = empty(u0, {models, starts, 3}, aoti_torch_dtype_float64());
-  AllKept<T> kept(every > 0 ? n.rows : 0);
+  AllSaved<T> saved(every > 0 ? n.rows : 0);
   npu::kernels<T>().ode_adaptive_forward(
       {n.inputs, n.pair, read<T>("u0", u0, kType<T>, n.rows * features), n.t, n.count, rtol, atol, max_steps,
        max_at_bound, every, data<T>(path), data<T>(last), data<int64_t>(counts), data<double>(clock),
-       every > 0 ? kept.data() : nullptr},
+       every > 0 ? saved.data() : nullptr},
       threads(n.rows, kSteps, features, n.inputs.hidden));
 
   const int64_t* found = data<int64_t>(counts);
@@ -118,14 +118,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(const Tensor&
     steps += found[kCounts * row];
     states += found[kCounts * row] / every + 1;
   }
-  const int64_t width = n.pair.kept() * features;
+  const int64_t width = n.pair.saved() * features;
   Tensor times = empty(u0, {steps}, aoti_torch_dtype_float64()), nodes = empty(u0, {states, width});
   double* time = data<double>(times);
   T* node = data<T>(nodes);
   for (int64_t row = 0; every > 0 && row < n.rows; ++row) {
     const int64_t count = found[kCounts * row], size = (count / every + 1) * width;
-    if (count > 0) std::memcpy(time, kept[size_t(row)].times, size_t(count) * sizeof(double));
-    std::memcpy(node, kept[size_t(row)].states, size_t(size) * sizeof(T));
+    if (count > 0) std::memcpy(time, saved[size_t(row)].times, size_t(count) * sizeof(double));
+    std::memcpy(node, saved[size_t(row)].states, size_t(size) * sizeof(T));
     time += count;
     node += size;
   }
@@ -180,7 +180,7 @@ std::vector<Tensor> backward(const Tensor& path, const Tensor& grad_path, const 
       {gradients, n.pair, rtol, atol, n.pair.implicit() ? read<T>("path", path, kType<T>, size) : nullptr,
        read<T>("grad_path", grad_path, kType<T>, size), n.t, n.count, every,
        read<double>("times", times, ScalarType::Double, steps_at.back()),
-       read<T>("states", states, kType<T>, states_at.back() * n.pair.kept() * features), steps_at.data(),
+       read<T>("states", states, kType<T>, states_at.back() * n.pair.saved() * features), steps_at.data(),
        states_at.data(), of_t ? data<double>(grads[5]) : nullptr},
       threads(1, 2 * steps_at.back(), features, n.inputs.hidden));
   return grads;

@@ -29,12 +29,12 @@ struct Pass {
   Sizes n;
   std::array<const T*, kMaxOperands> operands;  // x and the weights
   std::array<double, kMaxOptions> options;
-  T *y, *kept;
+  T *y, *saved;
   const T* grad_y;
   std::array<T*, kMaxOperands> grads;  // of the operands; null: not wanted
 
-  BackwardCall<T> backward(const void* const* kept_pointer) const {
-    return {{n, operands.data(), options.data()}, grad_y, y, kept_pointer, grads.data()};
+  BackwardCall<T> backward(const void* const* saved_pointer) const {
+    return {{n, operands.data(), options.data()}, grad_y, y, saved_pointer, grads.data()};
   }
 };
 
@@ -52,7 +52,7 @@ struct Kind {
   size_t weights, options;  // how many
   const Weight* weight;
   const Option* option;
-  bool keeps;       // one tensor of y's shape
+  bool saves;       // one tensor of y's shape
   int64_t factors;  // columns of a weight for each input
   void (*forward)(const Pass<T>&, const Parallel&);
   void (*backward)(const Pass<T>&, const Parallel&);
@@ -62,29 +62,29 @@ struct Kind {
 
 template <typename L, typename T>
 Kind<T> kind_of() {
-  static_assert(L::weights.size() < kMaxOperands && L::options.size() <= kMaxOptions && L::kept.size() <= 1);
+  static_assert(L::weights.size() < kMaxOperands && L::options.size() <= kMaxOptions && L::saved.size() <= 1);
   Kind<T> kind{L::name,
                L::weights.size(),
                L::options.size(),
                L::weights.data(),
                L::options.data(),
-               L::kept.size() == 1,
+               L::saved.size() == 1,
                doubles_inputs<L>() ? 2 : 1,
                {},
                {},
                {}};
   kind.forward = [](const Pass<T>& p, const Parallel& parallel) {
-    void* kept[1] = {p.kept};
-    const ForwardCall<T> call{{p.n, p.operands.data(), p.options.data()}, p.y, kept};
+    void* saved[1] = {p.saved};
+    const ForwardCall<T> call{{p.n, p.operands.data(), p.options.data()}, p.y, saved};
     (kernels<T>().*L::template forward_kernel<T>)(L::forward(call), parallel);
   };
   kind.backward = [](const Pass<T>& p, const Parallel& parallel) {
-    const void* kept[1] = {p.kept};
-    (kernels<T>().*L::template backward_kernel<T>)(L::backward(p.backward(kept)), parallel);
+    const void* saved[1] = {p.saved};
+    (kernels<T>().*L::template backward_kernel<T>)(L::backward(p.backward(saved)), parallel);
   };
   kind.step = [](const Pass<T>& p, int64_t next_x, const Rows<T>& target, T* loss) {
-    const void* kept[1] = {nullptr};
-    return L::step(StepCall<T>{p.backward(kept), next_x, target.first, target.next, loss});
+    const void* saved[1] = {nullptr};
+    return L::step(StepCall<T>{p.backward(saved), next_x, target.first, target.next, loss});
   };
   return kind;
 }
@@ -269,7 +269,7 @@ class Block {
     int64_t widest = 0;
     for (const Layer<T>& layer : run.layers) {
       y_.push_back(reserve(rows * layer.out));
-      kept_.push_back(layer.kind.keeps ? reserve(rows * layer.out) : 0);
+      saved_.push_back(layer.kind.saves ? reserve(rows * layer.out) : 0);
       widest = std::max(widest, layer.out);  // the first layer's x has no gradient
     }
     for (int64_t& grad : grad_rows_) grad = reserve(rows * widest);
@@ -309,7 +309,7 @@ class Block {
     const Rows<T> x = rows(run_.x, run_.shared_x, run_.layers[0].in, step, at(x_));
     const Rows<T> target = rows(run_.y, run_.shared_y, run_.layers[0].out, step, at(target_));
     Pass<T> p = pass(0, x.first, x.first);
-    p.y = p.kept = nullptr;
+    p.y = p.saved = nullptr;
     want_gradients(0, &p);
     return run_.layers[0].kind.step(p, x.next, target, losses);
   }
@@ -353,7 +353,7 @@ class Block {
               {input},
               layer.options,
               at(y_[l]),
-              at(kept_[l]),
+              at(saved_[l]),
               nullptr,
               {}};
     for (size_t w = 0; w < layer.kind.weights; ++w) {
@@ -427,7 +427,7 @@ class Block {
   int64_t model_ = 0, models_ = 0, size_ = 0;
   bool shares_ = false;
   size_t first_;  // the first layer with a trained parameter
-  std::vector<int64_t> y_, kept_, grads_;
+  std::vector<int64_t> y_, saved_, grads_;
   std::array<int64_t, 2> grad_rows_;
   int64_t ones_, x_, target_, weight_;
   std::unique_ptr<T[]> memory_;

@@ -255,8 +255,8 @@ void check_inalu(const Shape& n, int64_t times) {
       found[1].assign(n.models * all.n.rows * n.in, nan);
       for (int p = 2; p < 7; ++p) found[p].assign(n.models * n.out * n.in, nan);
       // The second run computes the weights' parts again.
-      std::vector<T> kept(4 * n.models * n.out * n.in, nan);
-      T* parts = run ? nullptr : kept.data();
+      std::vector<T> saved(4 * n.models * n.out * n.in, nan);
+      T* parts = run ? nullptr : saved.data();
       kernels.inalu_forward({inputs, found[0].data(), h.data(), a.data(), t.data(), flags.data(), parts}, parallel);
       kernels.inalu_backward(
           {inputs, all.grad_y.data(), h.data(), a.data(), t.data(), flags.data(), parts, found[1].data(),
@@ -350,8 +350,8 @@ void check_nalu(const Shape& n, bool with_bias, int64_t times) {
       found[1].assign(n.models * all.n.rows * n.in, nan);
       for (int p = 0; p < 4; ++p) found[2 + p].assign(parameters[p].size(), nan);
       // The second run computes the weights' parts again.
-      std::vector<T> kept(2 * n.models * n.out * n.in, nan);
-      T* parts = run ? nullptr : kept.data();
+      std::vector<T> saved(2 * n.models * n.out * n.in, nan);
+      T* parts = run ? nullptr : saved.data();
       kernels.nalu_forward({inputs, found[0].data(), h.data(), a.data(), t.data(), parts}, parallel);
       kernels.nalu_backward({inputs, all.grad_y.data(), h.data(), a.data(), t.data(), parts, found[1].data(),
                              found[2].data(), found[3].data(), found[4].data(), with_bias ? found[5].data() : nullptr},

@@ -1,6 +1,6 @@
 // The adaptive steps of every instruction set. In float64 the steps are those of a plain long-double control. The
 // states are those of a long-double loop over the kernel's own accepted steps, the gradients central differences of
-// that loop. The same bits from one thread as from many, and from states that were all kept as from those computed
+// that loop. The same bits from one thread as from many, and from states that were all saved as from those computed
 // again. The implicit steps: these bits, too, and the explicit ones' path and gradients to the tolerance
 // (tests/ode/test_ode_implicit.py has the rest).
 #include <cstdlib>
@@ -190,21 +190,21 @@ struct Results {
     last.assign(c.u0.size(), nan);
     counts.assign(size_t(kCounts * rows), -1);
     clock.assign(size_t(3 * rows), nan);
-    std::vector<npu::OdeKept<T>> kept(size_t(rows), npu::OdeKept<T>{});
+    std::vector<npu::OdeSaved<T>> saved(size_t(rows), npu::OdeSaved<T>{});
     kernels.ode_adaptive_forward(
         {c.inputs(), pair, c.u0.data(), c.t.data(), count, kTolerance, kTolerance, c.n.max_steps, c.n.max_steps, every,
-         path.data(), last.data(), counts.data(), clock.data(), kept.data()},
+         path.data(), last.data(), counts.data(), clock.data(), saved.data()},
         parallel);
     std::vector<T> states;
     std::vector<int64_t> states_at{0};
     steps_at = {0};
     for (int64_t row = 0; row < rows; ++row) {
-      const npu::OdeKept<T>& own = kept[size_t(row)];
+      const npu::OdeSaved<T>& own = saved[size_t(row)];
       const int64_t steps = counts[size_t(kCounts * row)];
       times.insert(times.end(), own.times, own.times + steps);
-      states.insert(states.end(), own.states, own.states + (steps / every + 1) * d * pair.kept());
+      states.insert(states.end(), own.states, own.states + (steps / every + 1) * d * pair.saved());
       steps_at.push_back(int64_t(times.size()));
-      states_at.push_back(int64_t(states.size()) / (d * pair.kept()));
+      states_at.push_back(int64_t(states.size()) / (d * pair.saved()));
       std::free(own.times);
       std::free(own.states);
     }

@@ -1,5 +1,5 @@
 // The time loop of every instruction set against a long-double loop, its gradients against central differences of that
-// loop; the same bits from one thread as from many, and from stages that were kept as from those computed again.
+// loop; the same bits from one thread as from many, and from stages that were saved as from those computed again.
 #include "layers.h"
 #include "ode_cases.h"
 #include "workers.h"
@@ -156,7 +156,7 @@ void check(const Shape& n) {
     const Results<T> got(c, workers(1), true);
     if (!got.same_as(Results<T>(c, workers(3), true)))
       std::printf("FAILED: other bits from three threads\n"), ++failures;
-    if (!got.same_as(Results<T>(c, workers(1), false))) std::printf("FAILED: other bits, not kept\n"), ++failures;
+    if (!got.same_as(Results<T>(c, workers(1), false))) std::printf("FAILED: other bits, not saved\n"), ++failures;
     for (const Expected<T, Results<T>>& e : all) compare(e.name, (got.*e.part).data() + e.at, e.values, e.bound);
   });
 }

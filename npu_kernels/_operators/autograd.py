@@ -362,7 +362,7 @@ def _differentiate_operators(derivative: Derivative) -> None:
     operands, options = derivative.operands, derivative.forward_inputs - derivative.operands
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.is_kept = bool(derivative.keep) and inputs[-1]
+        ctx.is_saved = bool(derivative.keep) and inputs[-1]
         derivative.save(ctx, inputs, output)
         ctx.options = inputs[operands : derivative.forward_inputs]
         if derivative.keep:
@@ -373,7 +373,7 @@ def _differentiate_operators(derivative: Derivative) -> None:
         backward_options = (False,) * (len(derivative.no_options) - options)
         saved = unwrap_dead_wrappers(ctx.saved_tensors)
         arguments = (grad_y, *saved, *ctx.options, *backward_options, needs)
-        if ctx.is_kept or not derivative.keep:
+        if ctx.is_saved or not derivative.keep:
             grads = derivative.gradients(arguments)
         else:
             grads = derivative.present(derivative.by_formula(arguments), needs)

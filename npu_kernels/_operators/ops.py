@@ -26,10 +26,10 @@ library = torch.library.Library("npu_kernels", "DEF")
 class Layer:
     """What the operators ``<name>_forward`` and ``<name>_backward`` of one layer take and give.
 
-    The forward takes x ``[(K,) B, I]``, the weights and the options, and, where it keeps something
+    The forward takes x ``[(K,) B, I]``, the weights and the options, and, where it saves something
     for the backward, a last argument that asks for it. It gives y ``[(K,) B, O]`` and what it
-    keeps, each of y's shape, empty if not asked for. The backward takes grad_y, x, the weights, y
-    if `takes_y`, what was kept, all options and `needs`. It gives a gradient of x and of each
+    saves, each of y's shape, empty if not asked for. The backward takes grad_y, x, the weights, y
+    if `takes_y`, what was saved, all options and `needs`. It gives a gradient of x and of each
     weight: `needs` has a bit for each, x's is 1. A gradient is empty without its bit, and where the
     weight is None.
     """
@@ -41,9 +41,9 @@ class Layer:
     options: Mapping[str, str] = field(default_factory=dict)  # of both operators: name -> type
     backward_options: Mapping[str, str] = field(default_factory=dict)  # of the backward alone
     # What the forward saves in addition to y: name -> dtype, None for x's.
-    kept: Mapping[str, torch.dtype | None] = field(default_factory=dict)
+    intermediates: Mapping[str, torch.dtype | None] = field(default_factory=dict)
     takes_y: bool = False  # whether the backward takes y
-    asks: str = "save"  # the argument that asks for what is kept
+    asks: str = "save"  # the argument that asks for what is saved
     may_be_zero: tuple[str, ...] = ()  # options of the function; its other numbers are positive
     # The products of rows and weights in the formulas, for `interop.flops`: the weight or option
     # without which they are absent -> what each is needed for: y, or gradients of operands.
@@ -61,12 +61,12 @@ class Layer:
     @property
     def saved(self) -> tuple[str, ...]:
         """What the backward takes in addition to grad_y and the operands."""
-        return (*(("y",) if self.takes_y else ()), *self.kept)
+        return (*(("y",) if self.takes_y else ()), *self.intermediates)
 
     @property
     def keep(self) -> tuple[bool, ...]:
         """The forward's last argument where a backward will follow."""
-        return (True,) if self.kept else ()
+        return (True,) if self.intermediates else ()
 
     @property
     def forward(self) -> Any:
@@ -84,11 +84,11 @@ class Layer:
         operands = ["Tensor x", *(f"Tensor{mark} {name}" for name, mark in marks.items())]
         options = [f"{kind} {name}" for name, kind in self.options.items()]
         backward_options = [f"{kind} {name}" for name, kind in self.backward_options.items()]
-        forward = [*operands, *options, *([f"bool {self.asks}"] if self.kept else [])]
+        forward = [*operands, *options, *([f"bool {self.asks}"] if self.intermediates else [])]
         saved = [f"Tensor {name}" for name in self.saved]
         backward = ["Tensor grad_y", *operands, *saved, *options, *backward_options, "int needs"]
-        outputs = ", ".join(["Tensor"] * (1 + len(self.kept)))
-        outputs = f"({outputs})" if self.kept else outputs
+        outputs = ", ".join(["Tensor"] * (1 + len(self.intermediates)))
+        outputs = f"({outputs})" if self.intermediates else outputs
         grads = ", ".join(["Tensor"] * self.operands)
         return (
             f"{self.name}_forward({', '.join(forward)}) -> {outputs}",
@@ -101,7 +101,7 @@ def operator(name: str) -> Any:
     return getattr(torch.ops.npu_kernels, name).default
 
 
-_NALU_KEPT: dict[str, torch.dtype | None] = {"h": None, "a": None, "t": None}
+_NALU_INTERMEDIATES: dict[str, torch.dtype | None] = {"h": None, "a": None, "t": None}
 _SEPARATE = {"sign": "separate"}
 _INALU_WEIGHTS = ("weight_add", "mask_add", "weight_mul", "mask_mul", "gate_weight")
 
@@ -114,7 +114,7 @@ LAYERS = {
             optional=("weight_im", "gate"),
             options={"eps": "float"},
             backward_options={"straight_through": "bool"},
-            kept={"s": None},
+            intermediates={"s": None},
             takes_y=True,
             asks="save_sin",
             products={
@@ -147,7 +147,7 @@ LAYERS = {
             {"weight": "OI", "mask": "OI", "gate_weight": "OI", "gate_bias": "O"},
             optional=("gate_bias",),
             options={"eps": "float"},
-            kept=_NALU_KEPT,
+            intermediates=_NALU_INTERMEDIATES,
             products={
                 "weight": ("y", "y", "x", "x", "weight mask", "weight mask"),
                 "gate_weight": ("y", "x", "gate_weight"),
@@ -157,7 +157,7 @@ LAYERS = {
             "inalu",
             dict.fromkeys(_INALU_WEIGHTS, "OI"),
             options={"eps": "float", "omega": "float"},
-            kept={**_NALU_KEPT, "flags": torch.int32},
+            intermediates={**_NALU_INTERMEDIATES, "flags": torch.int32},
             products={
                 "weight_add": ("y", "x", "weight_add mask_add"),
                 "weight_mul": ("y", "y", "x", *("weight_mul mask_mul",) * 2),
@@ -245,7 +245,7 @@ def _output(x: Tensor, weight: Tensor) -> list[int]:
 
 
 def result_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """Return the dtype of y and of what is kept: that of x and the weights.
+    """Return the dtype of y and of what is saved: that of x and the weights.
 
     It is float32 where the Triton kernels read float16 or bfloat16 together with float32.
     """
@@ -260,15 +260,15 @@ def _like(tensor: Tensor | None, needed: int, source: Tensor) -> Tensor:
 
 
 def _forward_shapes(layer: Layer) -> Callable[..., Any]:
-    kept_dtypes = tuple(layer.kept.values())
+    saved_dtypes = tuple(layer.intermediates.values())
 
     def shapes(x: Tensor, *arguments: Any) -> Any:
         shape, dtype = _output(x, arguments[0]), result_dtype(x, arguments[0])
         y = x.new_empty(shape, dtype=dtype)
-        if not kept_dtypes:
+        if not saved_dtypes:
             return y
-        kept_shape = shape if arguments[-1] else [0]
-        return y, *(x.new_empty(kept_shape, dtype=stored or dtype) for stored in kept_dtypes)
+        saved_shape = shape if arguments[-1] else [0]
+        return y, *(x.new_empty(saved_shape, dtype=stored or dtype) for stored in saved_dtypes)
 
     return shapes
 

@@ -184,13 +184,13 @@ def _of_layer(layer: ops.Layer, derivative: Derivative) -> type[Function]:
     backward_function: Any = _backward_of(layer, derivative)
 
     class Forward(Function):
-        """y and what is kept, which has no gradients, from the operands and the options."""
+        """y and what is saved, which has no gradients, from the operands and the options."""
 
         @staticmethod
         def forward(*inputs: Any) -> tuple[Tensor, ...]:
             arguments = inputs[:forward_inputs] + layer.keep
             outputs = layer.forward(*arguments)
-            return outputs if layer.kept else (outputs,)
+            return outputs if layer.intermediates else (outputs,)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -555,7 +555,7 @@ def ode_backward(
     stage_elements = trajectory[..., :-1, 0].numel() * num_stages * 2 * (d + h)
     if stages.numel() and stages.numel() < stage_elements:
         raise ValueError(
-            f"ode_backward: stages must be what ode_forward kept, got shape {tuple(stages.shape)}"
+            f"ode_backward: stages must be what ode_forward saved, got shape {tuple(stages.shape)}"
         )
     if weight_im is None:
         needs &= ~4

@@ -71,7 +71,7 @@ def _operands(
 def _forward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
     def rule(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
         tensors, options = arguments[: layer.operands], arguments[layer.operands :]
-        n_saved = len(layer.kept)
+        n_saved = len(layer.intermediates)
         strategies = []
         for placements in _shardings(layer, tensors[0], tensors[1]):
             y = placements["y"][0]

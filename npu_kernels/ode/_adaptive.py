@@ -233,8 +233,8 @@ def replay(
 
     Behind the last step they are nan. Differentiable with respect to u0, t and the weights of f.
     control: its tolerances are those of an implicit pair's stages.
-    length: steps of a segment, of which only the first state is kept for a derivative; None keeps
-    everything.
+    length: steps of a segment, of which only the first state is saved for a derivative; None
+    saves all.
     """
     lead, steps = u0.shape[:-1], times.shape[-1]
     if steps == 0:

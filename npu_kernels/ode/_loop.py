@@ -367,8 +367,8 @@ def run(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None
             loop, u0, weight_re, weight_im, gate, weight
         )
     else:
-        is_kept = is_exporting() and loop.memory == "full"
-        trajectory, slopes, _ = _forward(loop, is_kept, u0, weights)
+        is_saved = is_exporting() and loop.memory == "full"
+        trajectory, slopes, _ = _forward(loop, is_saved, u0, weights)
     return trajectory, slopes if loop.derivatives else None
 
 
@@ -395,7 +395,7 @@ def _checkpointed(
     dt: float,
     with_last: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Solve in about sqrt(steps) segments, of which only the first states are kept."""
+    """Solve in about sqrt(steps) segments, of which only the first states are saved."""
     length = math.isqrt(steps - 1) + 1
     states, slopes = [u0], []
     for first in range(0, steps, length):

@@ -174,8 +174,8 @@ def test_inalu_slopes_of_a_gate_that_rounds_to_one(side: float, fused: bool) -> 
         leaves = [weight.clone().requires_grad_() for weight in weights]
         grads = torch.autograd.grad(functional.inalu(x, *leaves).sum(), leaves)
     else:
-        kept_tensors, options = (None,) * 4, (1e-7, 20.0)
-        grads = reference.inalu_backward(torch.ones(1, 1), x, *weights, *kept_tensors, *options)[1:]
+        saved, options = (None,) * 4, (1e-7, 20.0)
+        grads = reference.inalu_backward(torch.ones(1, 1), x, *weights, *saved, *options)[1:]
     rest = 1 / (1 + math.exp(40 * side))
     _same(grads[2], torch.full((1, 2), rest * math.log(2)), 1e-4)
     _same(grads[4], torch.full((1, 2), 2 * (4 - 1) * math.exp(-40)), 1e-4)

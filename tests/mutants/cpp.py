@@ -230,8 +230,8 @@ FIXED = [
             "if (i == 0 && n == in_.steps && b.grad_derivatives != nullptr) units_.load(",
         ),
         "loop-stages-of-a-step": (
-            "units_.stage(stages, n * in_.stages + i, stages_kept_, place)",
-            "units_.stage(stages, n * in_.stages, stages_kept_, place)",
+            "units_.stage(stages, n * in_.stages + i, saved_stages_, place)",
+            "units_.stage(stages, n * in_.stages, saved_stages_, place)",
         ),
     }),
     *mutants(ODE + "rows.h", ODE_TESTS, {

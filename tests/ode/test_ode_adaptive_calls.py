@@ -35,8 +35,8 @@ def test_statistics_may_be_changed(backend: str) -> None:
     assert u0.grad is not None
 
 
-class _Kept(TorchDispatchMode):
-    """The steps from one kept state to the next, of each forward; 0: none is kept."""
+class _SavedStates(TorchDispatchMode):
+    """The steps from one saved state to the next, of each forward; 0: none is saved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class _Kept(TorchDispatchMode):
 
 
 @needs_library
-def test_nothing_is_kept_without_a_gradient() -> None:
+def test_nothing_is_saved_without_a_gradient() -> None:
     model = equations_of(*PREDATOR)
     options: dict[str, Any] = {"t": [0, 0.5], "method": "dopri5"}
-    with _Kept() as states:
+    with _SavedStates() as states:
         with torch.no_grad():
             ode.rollout(model, start(), **options)
         ode.rollout(model.requires_grad_(False), start(), **options)

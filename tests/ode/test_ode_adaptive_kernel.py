@@ -172,8 +172,8 @@ def test_some_gradients_alone() -> None:
         leaf.requires_grad_(False)
 
 
-def test_what_is_kept_is_bounded() -> None:
-    """Each accepted step keeps its time, and its state or one of 32; none without a gradient."""
+def test_what_is_saved_is_bounded() -> None:
+    """Each accepted step saves its time, and its state or one of 32; none without a gradient."""
     model, u0 = equations_of(*PREDATOR), torch.tensor([10.0, 5.0]).double().requires_grad_()
     for memory, stride in (("full", 1), ("checkpointed", 32)):
         path, statistics = ode.rollout(
@@ -240,7 +240,7 @@ def test_wrong_operands_of_the_operator(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["dopri5", "kvaerno5"])
 def test_wrong_operands_of_the_backward_operator(method: str) -> None:
-    """No access outside of a tensor, whatever the forward is said to have kept."""
+    """No access outside of a tensor, whatever the forward is said to have saved."""
     named, rest = operands_and_numbers(method)
     u0, *rest_of_operands = operands = list(named.values())
     path, _, counts, _, times, states = ops.ode_adaptive_forward(*operands, *rest)
@@ -302,7 +302,7 @@ def test_counts_whose_sum_overflows() -> None:
         ops.ode_adaptive_backward(path, path, *operands, *end)
 
 
-def _kept(stride: int) -> tuple[list[Tensor | None], list[Tensor], list[Any]]:
+def _saved(stride: int) -> tuple[list[Tensor | None], list[Tensor], list[Any]]:
     """The operands of the operators, what a forward keeps for a `stride`, and the pair."""
     pair = PAIRS["dopri5"]
     generator = torch.Generator().manual_seed(0)
@@ -319,7 +319,7 @@ def test_more_steps_between_checkpoints_than_there_are() -> None:
     """The memory for states is that of the longest trajectory, however large the stride is."""
     results = []
     for stride in (50, 2**62, 2**63 - 1):
-        operands, (path, _, counts, _, times, states), pair = _kept(stride)
+        operands, (path, _, counts, _, times, states), pair = _saved(stride)
         grads = ops.ode_adaptive_backward(
             path,
             torch.ones_like(path),
@@ -344,7 +344,7 @@ def test_more_steps_between_checkpoints_than_there_are() -> None:
 
 def test_sizes_without_memory_of_their_own() -> None:
     """Where a dimension is 0 the others may be any; their products stay integers all the same."""
-    _, _, pair = _kept(0)
+    _, _, pair = _saved(0)
     empty = functools.partial(torch.empty, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"ode_adaptive: the sizes are too large"):
         ops.ode_adaptive_forward(
@@ -361,7 +361,7 @@ def test_sizes_without_memory_of_their_own() -> None:
 
 @pytest.mark.parametrize("operand", [0, 1, 4, 5])
 def test_memory_smaller_than_an_operand(operand: int) -> None:
-    operands, _, pair = _kept(0)
+    operands, _, pair = _saved(0)
     tensor = operands[operand]
     assert tensor is not None
     operands[operand] = tensor = tensor.clone()

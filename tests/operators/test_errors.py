@@ -94,10 +94,10 @@ def test_memory_freed_before_a_backward() -> None:
     ]
     out = ops.inalu_forward(x, *weights, 1e-7, 20.0, True)
     for number in range(1, len(out)):
-        kept = [t.clone() for t in out[1:]]
-        kept[number - 1].untyped_storage().resize_(0)
+        saved = [t.clone() for t in out[1:]]
+        saved[number - 1].untyped_storage().resize_(0)
         with pytest.raises(RuntimeError, match=r"^inalu_backward: \w+ must have memory"):
-            ops.inalu_backward(y, x, *weights, *kept, 1e-7, 20.0, 63)
+            ops.inalu_backward(y, x, *weights, *saved, 1e-7, 20.0, 63)
     x.requires_grad_()
     for wrong in (0, 1):
         x.grad, layer = None, NPU(4, 2)

@@ -201,7 +201,7 @@ def test_more_than_2_31_elements(
 @pytest.mark.parametrize("name", ["nmu", "nalu", "inalu"])
 def test_more_than_2_31_elements_of_siblings(name: str, gpu: str, kernels: Any) -> None:
     """The same for the other layers: the last rows against a call with these rows alone."""
-    _needs_memory(60)  # y, grad_y and what is kept take 8 GiB each, x and its gradient 2
+    _needs_memory(60)  # y, grad_y and what is saved take 8 GiB each, x and its gradient 2
     rows, tail = ELEMENTS // 9 + 1000, 500
     sample = RECORDS[name].sample(tail, 2, 9, dtype=torch.float32, device=gpu)
     grad_y = torch.randn_like(forward(sample, reference)[0])

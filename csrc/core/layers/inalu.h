@@ -41,7 +41,8 @@ struct InaluLayer : Layer {
   static constexpr std::array<Weight, 5> weights{
       {{"weight_add", "OI"}, {"mask_add", "OI"}, {"weight_mul", "OI"}, {"mask_mul", "OI"}, {"gate_weight", "OI"}}};
   static constexpr std::array<Option, 2> options{{{"eps", kPositive}, {"omega", kPositive}}};
-  static constexpr std::array<Kept, 5> kept{{{"h"}, {"a"}, {"t"}, {"flags", Kept::kFlags}, {"parts", Kept::kParts, 4}}};
+  static constexpr std::array<Saved, 5> saved{
+      {{"h"}, {"a"}, {"t"}, {"flags", Saved::kFlags}, {"parts", Saved::kParts, 4}}};
 
   template <typename T>
   static InaluInputs<T> inputs(const Given<T>& g) {
@@ -52,20 +53,20 @@ struct InaluLayer : Layer {
   }
   template <typename T>
   static InaluForward<T> forward(const ForwardCall<T>& c) {
-    return {inputs(c.given),          c.y,
-            c.template kept_as<T>(0), c.template kept_as<T>(1),
-            c.template kept_as<T>(2), c.template kept_as<int32_t>(3),
-            c.template kept_as<T>(4)};
+    return {inputs(c.given),           c.y,
+            c.template saved_as<T>(0), c.template saved_as<T>(1),
+            c.template saved_as<T>(2), c.template saved_as<int32_t>(3),
+            c.template saved_as<T>(4)};
   }
   template <typename T>
   static InaluBackward<T> backward(const BackwardCall<T>& c) {
     return {inputs(c.given),
             c.grad_y,
-            c.template kept_as<T>(0),
-            c.template kept_as<T>(1),
-            c.template kept_as<T>(2),
-            c.template kept_as<int32_t>(3),
-            c.template kept_as<T>(4),
+            c.template saved_as<T>(0),
+            c.template saved_as<T>(1),
+            c.template saved_as<T>(2),
+            c.template saved_as<int32_t>(3),
+            c.template saved_as<T>(4),
             c.grads[0],
             c.grads[1],
             c.grads[2],

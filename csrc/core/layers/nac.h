@@ -38,7 +38,7 @@ struct NacLayer : MatrixLayer {
   static constexpr const char* name = "nac";
   static constexpr std::array<Weight, 2> weights{{{"weight", "OI"}, {"mask", "OI"}}};
   static constexpr std::array<Option, 0> options{};
-  static constexpr std::array<Kept, 2> kept{{{"parts", Kept::kParts, 2}, {"product", Kept::kParts, 1}}};
+  static constexpr std::array<Saved, 2> saved{{{"parts", Saved::kParts, 2}, {"product", Saved::kParts, 1}}};
 
   template <typename T>
   static NacInputs<T> inputs(const Given<T>& g) {
@@ -47,13 +47,13 @@ struct NacLayer : MatrixLayer {
   }
   template <typename T>
   static NacForward<T> forward(const ForwardCall<T>& c) {
-    T* const product = c.matrix != nullptr ? c.matrix : c.template kept_as<T>(1);
-    return {inputs(c.given), c.y, c.template kept_as<T>(0), product};
+    T* const product = c.matrix != nullptr ? c.matrix : c.template saved_as<T>(1);
+    return {inputs(c.given), c.y, c.template saved_as<T>(0), product};
   }
   template <typename T>
   static NacBackward<T> backward(const BackwardCall<T>& c) {
-    return {inputs(c.given),          c.grad_y,   c.grad_matrix, c.template kept_as<T>(0),
-            c.template kept_as<T>(1), c.grads[0], c.grads[1],    c.grads[2]};
+    return {inputs(c.given),           c.grad_y,   c.grad_matrix, c.template saved_as<T>(0),
+            c.template saved_as<T>(1), c.grads[0], c.grads[1],    c.grads[2]};
   }
   template <typename T>
   static constexpr auto forward_kernel = &Kernels<T>::nac_forward;

@@ -41,7 +41,7 @@ struct NaluLayer : Layer {
   static constexpr std::array<Weight, 4> weights{
       {{"weight", "OI"}, {"mask", "OI"}, {"gate_weight", "OI"}, {"gate_bias", "O", true}}};
   static constexpr std::array<Option, 1> options{{{"eps", kPositive}}};
-  static constexpr std::array<Kept, 4> kept{{{"h"}, {"a"}, {"t"}, {"parts", Kept::kParts, 2}}};
+  static constexpr std::array<Saved, 4> saved{{{"h"}, {"a"}, {"t"}, {"parts", Saved::kParts, 2}}};
 
   template <typename T>
   static NaluInputs<T> inputs(const Given<T>& g) {
@@ -51,17 +51,18 @@ struct NaluLayer : Layer {
   }
   template <typename T>
   static NaluForward<T> forward(const ForwardCall<T>& c) {
-    return {inputs(c.given),         c.y, c.template kept_as<T>(0), c.template kept_as<T>(1), c.template kept_as<T>(2),
-            c.template kept_as<T>(3)};
+    return {inputs(c.given),           c.y,
+            c.template saved_as<T>(0), c.template saved_as<T>(1),
+            c.template saved_as<T>(2), c.template saved_as<T>(3)};
   }
   template <typename T>
   static NaluBackward<T> backward(const BackwardCall<T>& c) {
     return {inputs(c.given),
             c.grad_y,
-            c.template kept_as<T>(0),
-            c.template kept_as<T>(1),
-            c.template kept_as<T>(2),
-            c.template kept_as<T>(3),
+            c.template saved_as<T>(0),
+            c.template saved_as<T>(1),
+            c.template saved_as<T>(2),
+            c.template saved_as<T>(3),
             c.grads[0],
             c.grads[1],
             c.grads[2],

@@ -90,7 +90,7 @@ struct NpuLayer : Layer {
   static constexpr std::array<Weight, 3> weights{{{"weight_re", "OI"}, {"weight_im", "OI", true}, {"gate", "I", true}}};
   static constexpr std::array<Option, 2> options{
       {{"eps", kEps}, {"straight_through", kWord, kInBackward | kOnFastPath, {"clip", "straight_through"}}}};
-  static constexpr std::array<Kept, 1> kept{{{"s"}}};
+  static constexpr std::array<Saved, 1> saved{{{"s"}}};
   static constexpr bool takes_y = true;
   static constexpr bool second = true;
 
@@ -102,11 +102,11 @@ struct NpuLayer : Layer {
   }
   template <typename T>
   static NpuForward<T> forward(const ForwardCall<T>& c) {
-    return {inputs(c.given), c.y, c.template kept_as<T>(0)};
+    return {inputs(c.given), c.y, c.template saved_as<T>(0)};
   }
   template <typename T>
   static NpuBackward<T> backward(const BackwardCall<T>& c) {
-    return {inputs(c.given), c.grad_y,   c.y,       c.template kept_as<T>(0), c.given.options[1] != 0, c.grads[0],
+    return {inputs(c.given), c.grad_y,   c.y,       c.template saved_as<T>(0), c.given.options[1] != 0, c.grads[0],
             c.grads[1],      c.grads[2], c.grads[3]};
   }
   template <typename T>

@@ -38,8 +38,8 @@ struct Option {
   std::array<const char*, 2> words{};  // that mean 0 and 1
 };
 
-// What the forward keeps for the backward, in addition to y.
-struct Kept {
+// What the forward saves for the backward, in addition to y.
+struct Saved {
   enum Kind {
     kReal,   // of y's shape and dtype
     kFlags,  // of y's shape, int32
@@ -61,12 +61,12 @@ template <typename T>
 struct ForwardCall {
   Given<T> given;
   T* y;
-  void* const* kept;
+  void* const* saved;
   T* matrix = nullptr;  // of a by_matrix layer: what y would be x times of is wanted, here, and y is null
 
   template <typename V>
-  V* kept_as(size_t index) const {
-    return static_cast<V*>(kept[index]);
+  V* saved_as(size_t index) const {
+    return static_cast<V*>(saved[index]);
   }
 };
 template <typename T>
@@ -74,20 +74,20 @@ struct BackwardCall {
   Given<T> given;
   const T* grad_y;
   const T* y;  // where the layer takes it
-  const void* const* kept;
+  const void* const* saved;
   T* const* grads;                 // of x, for each model even when x is shared, and of the weights
   const T* grad_matrix = nullptr;  // of a by_matrix layer: the matrix' gradient, which is known; grad_y is null
 
   template <typename V>
-  const V* kept_as(size_t index) const {
-    return static_cast<const V*>(kept[index]);
+  const V* saved_as(size_t index) const {
+    return static_cast<const V*>(saved[index]);
   }
 };
 
 // Forward, mean squared error and backward as one kernel.
 template <typename T>
 struct StepCall {
-  BackwardCall<T> backward;  // grad_y, y, what is kept and the gradient of x: null
+  BackwardCall<T> backward;  // grad_y, y, what is saved and the gradient of x: null
   int64_t next_x;            // elements from one model's x to the next one's
   const T* target;
   int64_t next_target;
@@ -97,8 +97,8 @@ struct StepCall {
 // What most layers have. A layer adds name, weights, options; forward and backward, which turn a call into its kernels'
 // argument; forward_kernel and backward_kernel.
 struct Layer {
-  static constexpr std::array<Kept, 0> kept{};
-  static constexpr bool takes_y = false;    // the backward, beside what is kept
+  static constexpr std::array<Saved, 0> saved{};
+  static constexpr bool takes_y = false;    // the backward, beside what is saved
   static constexpr bool registered = true;  // as operators
   static constexpr bool by_matrix = false;  // nau.h
   static constexpr bool second = false;     // kernels for second derivatives

@@ -32,7 +32,7 @@ class PairStep {
         v_(count_ * kStages),
         k_(count_ * kStages),
         q_(count_ * kPowers),
-        kept_(units_.stage_size() * kStages) {}
+        scratch_(units_.stage_size() * kStages) {}
 
   Units& units() { return units_; }
   const OdePair& pair() const { return pair_; }
@@ -70,14 +70,14 @@ class PairStep {
       }
     }
   }
-  Stage<T, T*> stage(int64_t i) { return {kept_ + i * units_.stage_size(), Units::kScratchStride}; }
+  Stage<T, T*> stage(int64_t i) { return {scratch_ + i * units_.stage_size(), Units::kScratchStride}; }
 
  private:
   const OdePair pair_;
   Units units_;
   const int64_t count_;
   Scratch<Reg> v_, k_, q_;
-  Scratch<T> kept_;
+  Scratch<T> scratch_;
 };
 
 }  // namespace NPU_ISA

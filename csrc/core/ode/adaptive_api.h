@@ -17,14 +17,14 @@ struct OdePair {
   double stable() const { return numbers[56]; }
   double diagonal() const { return numbers[57]; }
   bool implicit() const { return diagonal() != 0; }
-  // Numbers that a kept state has for each feature: an implicit method's has the slopes of the step from it, too.
-  int64_t kept() const { return implicit() ? 1 + kStages : 1; }
+  // Numbers that a saved state has for each feature: an implicit method's has the slopes of the step from it, too.
+  int64_t saved() const { return implicit() ? 1 + kStages : 1; }
 };
 
 // What a trajectory of adaptive steps leaves for the backward: the ends of its N accepted steps, and its states 0,
-// every, 2 every, .. up to N, [1 or 8, D] each (OdePair::kept). In memory of malloc, which grows.
+// every, 2 every, .. up to N, [1 or 8, D] each (OdePair::saved). In memory of malloc, which grows.
 template <typename T>
-struct OdeKept {
+struct OdeSaved {
   double* times;
   T* states;
   int64_t times_room, states_room;
@@ -43,11 +43,11 @@ struct OdeAdaptiveForward {
   int64_t
       max_at_bound;  // a trajectory ends where so many of its steps, and half of them, are at the bound of stability
   int64_t every;
-  T* path;           // [K, B, M, D]; nan where a trajectory did not get to
-  T* last;           // [K, B, D]: the state reached
-  int64_t* counts;   // [K, B, 5]: accepted, rejected, at the bound of stability, how it ended, evaluations
-  double* clock;     // [K, B, 3]: time reached, size of the next step, time of the first step at that bound or nan
-  OdeKept<T>* kept;  // [K, B], empty; null: nothing is kept
+  T* path;             // [K, B, M, D]; nan where a trajectory did not get to
+  T* last;             // [K, B, D]: the state reached
+  int64_t* counts;     // [K, B, 5]: accepted, rejected, at the bound of stability, how it ended, evaluations
+  double* clock;       // [K, B, 3]: time reached, size of the next step, time of the first step at that bound or nan
+  OdeSaved<T>* saved;  // [K, B], empty; null: nothing is saved
 };
 
 template <typename T>
@@ -59,7 +59,7 @@ struct OdeAdaptiveBackward {
   const double* t;
   int64_t count, every;
   const double* times;      // all trajectories' accepted steps' ends, one behind the other
-  const T* states;          // and their kept states
+  const T* states;          // and their saved states
   const int64_t* steps_at;  // [K B + 1]: where each trajectory's times begin, and where the last one's end
   const int64_t* states_at;
   double* grad_t;  // [K, B, M]: of every trajectory, 0 for the first time; null: not wanted

@@ -8,10 +8,10 @@
 //
 // k_7 is the next node's k_1: e is the part of c_p that the step before node n has for it. Lanes count their nodes from
 // the end. Where a lane's nodes have not begun, or have ended, it makes steps of size 0 without gradients, which change
-// nothing. Where only every m-th state was kept, the states of m nodes are first computed again.
+// nothing. Where only every m-th state was saved, the states of m nodes are first computed again.
 //
-// An implicit method's slopes are kept, not computed again. By the implicit function theorem its stages from the second
-// on have, with F the gradient of k_1 of the step behind, which is this one's k_7:
+// An implicit method's slopes are saved, not computed again. By the implicit function theorem its stages from the
+// second on have, with F the gradient of k_1 of the step behind, which is this one's k_7:
 //
 //   dk_i = h (sum_{j > i} a_{j-1,i} dv_j + sum_p d_ip c_p)  (+ h g G + F, i = 7; - h g sum_m dv_m, i = 1)
 //   (1 - h g J(v_i))' l_i = dk_i        dv_i = J(v_i)' l_i  (+ G, i = 7)    the gradient of u_n = sum_{i > 1} dv_i + ..
@@ -37,7 +37,7 @@ class AdaptiveBackward {
   explicit AdaptiveBackward(const OdeAdaptiveBackward<T>& b, Tolerances... tolerances)
       : b_(b),
         step_(b.gradients.inputs, b.pair, tolerances...),
-        node_size_(step_.count() * b.pair.kept()),
+        node_size_(step_.count() * b.pair.saved()),
         nodes_(node_size_ * b.every),
         dv_(step_.count() * kStages),
         dk_(step_.count()),
@@ -123,7 +123,8 @@ class AdaptiveBackward {
       for (int l = 0; l < W; ++l) {
         const Lane& own = lane_[l];
         if (own.nodes == 0) state[l] = T(d < count);
-        else state[l] = d < 2 * count || own.first < own.steps ? kept(l, own.first)[d] : T(0);  // the end has one slope
+        else
+          state[l] = d < 2 * count || own.first < own.steps ? saved(l, own.first)[d] : T(0);  // the end has one slope
       }
       nodes_[d] = S::load(state);
     }
@@ -152,9 +153,9 @@ class AdaptiveBackward {
   void load_slopes(const Reg* node) {
     for (int64_t d = 0; d < step_.count() * kStages; ++d) step_.k(0)[d] = node[step_.count() + d];
   }
-  // What was kept of lane l at a node.
-  const T* kept(int l, int64_t node) const {
-    return b_.states + (b_.states_at[row_ + l] + node / b_.every) * features() * b_.pair.kept();
+  // What was saved of lane l at a node.
+  const T* saved(int l, int64_t node) const {
+    return b_.states + (b_.states_at[row_ + l] + node / b_.every) * features() * b_.pair.saved();
   }
   double size(const Lane& lane, int64_t step) const { return lane.time(step + 1, b_.t[0]) - lane.time(step, b_.t[0]); }
 
@@ -294,7 +295,7 @@ class AdaptiveBackward {
     const int64_t count = step_.count();
     for (int64_t d = 0; d < count; ++d) {
       alignas(64) T state[W];
-      for (int l = 0; l < W; ++l) state[l] = lane_[l].segments > 0 ? kept(l, 0)[d] : T(1);
+      for (int l = 0; l < W; ++l) state[l] = lane_[l].segments > 0 ? saved(l, 0)[d] : T(1);
       dk_[d] = S::load(state);
     }
     step_.units().slope(dk_, step_.k(0), step_.stage(0));

@@ -200,27 +200,27 @@ class AdaptiveForward {
   }
 
   void keep_time(int l) {
-    if (f_.kept == nullptr) return;
-    OdeKept<T>& kept = f_.kept[row_ + l];
+    if (f_.saved == nullptr) return;
+    OdeSaved<T>& saved = f_.saved[row_ + l];
     const int64_t n = control_[l].accepted;
-    if (n > kept.times_room) {
-      kept.times_room = 2 * n + 30;
-      kept.times = static_cast<double*>(more_memory(kept.times, size_t(kept.times_room) * sizeof(double)));
+    if (n > saved.times_room) {
+      saved.times_room = 2 * n + 30;
+      saved.times = static_cast<double*>(more_memory(saved.times, size_t(saved.times_room) * sizeof(double)));
     }
-    kept.times[n - 1] = control_[l].time;
+    saved.times[n - 1] = control_[l].time;
   }
-  // The state of lane l before its step n, if it is one that is kept; of an implicit method with the step's slopes.
+  // The state of lane l before its step n, if it is one that is saved; of an implicit method with the step's slopes.
   void keep(int l, int64_t n) {
-    if (f_.kept == nullptr || n % f_.every != 0) return;
-    OdeKept<T>& kept = f_.kept[row_ + l];
-    const int64_t size = f_.pair.kept() * features(), first = n / f_.every * size;
-    if (first + size > kept.states_room) {
-      kept.states_room = 2 * first + 32 * size;
-      kept.states = static_cast<T*>(more_memory(kept.states, size_t(kept.states_room) * sizeof(T)));
+    if (f_.saved == nullptr || n % f_.every != 0) return;
+    OdeSaved<T>& saved = f_.saved[row_ + l];
+    const int64_t size = f_.pair.saved() * features(), first = n / f_.every * size;
+    if (first + size > saved.states_room) {
+      saved.states_room = 2 * first + 32 * size;
+      saved.states = static_cast<T*>(more_memory(saved.states, size_t(saved.states_room) * sizeof(T)));
     }
-    for (int64_t d = 0; d < features(); ++d) kept.states[first + d] = u_[d][l];
-    for (int64_t i = 1; i < f_.pair.kept(); ++i)
-      for (int64_t d = 0; d < features(); ++d) kept.states[first + i * features() + d] = step_.k(i - 1)[d][l];
+    for (int64_t d = 0; d < features(); ++d) saved.states[first + d] = u_[d][l];
+    for (int64_t i = 1; i < f_.pair.saved(); ++i)
+      for (int64_t d = 0; d < features(); ++d) saved.states[first + i * features() + d] = step_.k(i - 1)[d][l];
   }
 
   void finish() {

@@ -8,7 +8,7 @@
 //              gradient of u_n = g + sum_i dv_i + that of the trajectory
 //
 // Trajectories (rows: starts of models) lie across the lanes of registers (ode/lanes.h), a single one's hidden units do
-// (ode/hidden.h). The backward pass reads what the stages kept, or the trajectory alone: then the stages are computed
+// (ode/hidden.h). The backward pass reads what the stages saved, or the trajectory alone: then the stages are computed
 // again from it, to the same bits.
 #include "ode/hidden.h"
 #include "ode/lanes.h"

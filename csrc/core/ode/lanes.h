@@ -43,11 +43,11 @@ class Lanes {
   int64_t stage_size() const { return 2 * (features() + in_.hidden) * W; }
   static constexpr int64_t kScratchStride = W;
 
-  // Stage n of all that are kept of the trajectory at `place`.
+  // Stage n of all that are saved of the trajectory at `place`.
   template <typename Pointer>
-  Stage<T, Pointer> stage(Pointer stages, int64_t n, int64_t kept, int64_t place) const {
+  Stage<T, Pointer> stage(Pointer stages, int64_t n, int64_t saved, int64_t place) const {
     const int64_t size = 2 * (features() + in_.hidden) * kOdeBlock;
-    return {stages + (place / kOdeBlock * kept + n) * size + place % kOdeBlock, kOdeBlock};
+    return {stages + (place / kOdeBlock * saved + n) * size + place % kOdeBlock, kOdeBlock};
   }
 
   // States of some rows, a register of each feature.

@@ -70,8 +70,8 @@ class Loop {
         v_(units_.registers() * in.stages),
         k_(units_.registers() * in.stages),
         g_(units_.registers()),
-        kept_(in.stages * units_.stage_size()),
-        stages_kept_(in.steps * in.stages + in.last_stage) {}
+        scratch_(in.stages * units_.stage_size()),
+        saved_stages_(in.steps * in.stages + in.last_stage) {}
 
   Units& units() { return units_; }
 
@@ -130,8 +130,8 @@ class Loop {
   // Where stage i of step n lies: in the caller's memory, or in one step's that is used again and again.
   template <typename Pointer>
   Stage<T, Pointer> stage(Pointer stages, int64_t n, int64_t i, int64_t place) {
-    if (stages == nullptr) return {kept_ + i * units_.stage_size(), Units::kScratchStride};
-    return units_.stage(stages, n * in_.stages + i, stages_kept_, place);
+    if (stages == nullptr) return {scratch_ + i * units_.stage_size(), Units::kScratchStride};
+    return units_.stage(stages, n * in_.stages + i, saved_stages_, place);
   }
 
   void compute_again(const T* state, int64_t stride, int64_t stages, int lanes) {
@@ -148,8 +148,8 @@ class Loop {
   const Tableau<T> tableau_;
   Units units_;
   Scratch<Reg> u_, v_, k_, g_;
-  Scratch<T> kept_;
-  const int64_t stages_kept_;
+  Scratch<T> scratch_;
+  const int64_t saved_stages_;
 };
 
 }  // namespace NPU_ISA
