@@ -105,12 +105,12 @@ def measure(equation: KnownEquation, noise: float, rows: int, variant: str) -> R
     }
 
 
-def same(one: Row, other: Row) -> bool:
+def same(base: Row, other: Row) -> bool:
     """Whether two rows have the same equation."""
     names = ("power", "below", "function")
-    a, b = np.array(one["exponents"]), np.array(other["exponents"])
+    a, b = np.array(base["exponents"]), np.array(other["exponents"])
     return (
-        all(one[name] == other[name] for name in names)
+        all(base[name] == other[name] for name in names)
         and a.shape == b.shape
         and bool(np.allclose(a, b, rtol=0, atol=CLOSE))
     )

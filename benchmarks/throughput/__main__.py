@@ -110,7 +110,7 @@ def _once() -> Callable[[str], None]:
 
 def measure(options: argparse.Namespace) -> None:
     """Run the suite; rows go to the file as they come, so that an interrupted run keeps them."""
-    kept = read(options.json, missing_ok=True, needed=NEEDED) if options.json else []
+    earlier = read(options.json, missing_ok=True, needed=NEEDED) if options.json else []
     torch.set_float32_matmul_precision(options.precision)
     device = DEVICES[options.device]
     where = environment.describe(device)
@@ -128,7 +128,7 @@ def measure(options: argparse.Namespace) -> None:
         "matmul_precision": options.precision,
         "settings": {"seconds": seconds_of_case, "memory": with_memory},
     }
-    usable, tell = results.usable(kept, common), _once()
+    usable, tell = results.usable(earlier, common), _once()
     rows: list[suite.Row] = []
     for count in options.threads or (sorted({1, cores()}) if device.name == "cpu" else [1]):
         old = {
@@ -143,9 +143,9 @@ def measure(options: argparse.Namespace) -> None:
         if waiting:
             for of_case in _measure_cases(waiting, names, count, device, common, tell):
                 rows += of_case
-                kept += of_case
+                earlier += of_case
                 if options.json:
-                    write(options.json, kept)
+                    write(options.json, earlier)
     print()
     for line in suite.verdict(rows, "No rival that computes the same was faster in this run."):
         print(line)

@@ -272,11 +272,11 @@ def main(
     try:
         # Before the work: the table can be read, and more can be written.
         write({}, architecture, path)
-        kept = [] if rows is None else rows_command.read(rows, missing_ok=True)
+        earlier = [] if rows is None else rows_command.read(rows, missing_ok=True)
     except (OSError, ValueError) as error:
         print(f"--tune: {table} cannot be used: {error}", file=sys.stderr)
         return 2
-    done = measured(kept, where)
+    done = measured(earlier, where)
     with Pool(jobs, target) as pool:
         tuner = Tuner(where, architecture, path, pool=pool)
         for task in tasks(sizes, precision):
@@ -285,8 +285,8 @@ def main(
             row = tuner.run(task, seconds)
             print(describe(row), flush=True)
             if rows is not None:
-                kept.append(row)
-                rows_command.write(rows, kept)
+                earlier.append(row)
+                rows_command.write(rows, earlier)
     check = f"`python -m tools.aot --target {architecture}`"
     print(f"entries written to {table}; check them with {check}")
     return 0
