@@ -17,9 +17,8 @@ The fused kernels are used under `torch.func.vmap` (a vmap over weights is one c
 dimension) and under one level of `torch.func.grad`, `grad_and_value` or `vjp`. The eager
 implementation is used under deeper levels, under other `torch.func` transforms and in forward-mode
 differentiation. The exception: on the CPU a kernel computes the NPU's tangents, unless they must be
-differentiable. `torch.jit.trace` records the eager implementation,
-which has derivatives wherever the traced module runs. `torch.fx.symbolic_trace` records each
-function as one call.
+differentiable. `torch.jit.trace` records the eager implementation, which has derivatives wherever
+the traced module runs. `torch.fx.symbolic_trace` records each function as one call.
 """
 
 from __future__ import annotations

@@ -71,11 +71,13 @@ struct Limits {
       if (in.in >= W || 5 * in.rows <= 3 * in.in * in.in + 30) return NpuBackwardForm::kWide;
       return NpuBackwardForm::kNarrow;
     }
+    // Few rows leave most of a register of the narrow form empty.
     if (in.in < W && few_outputs && 4 * in.rows <= 3 * in.in * in.in) return NpuBackwardForm::kFewOutputs;
     if (in.in < W && in.rows > in.in) return NpuBackwardForm::kNarrow;
     // The narrow form transposes one register of inputs and of outputs without a condition.
     const bool square = in.in == W && in.out >= W && in.rows > 3 * W;
-    // Its threads do not share the rows of a group (some 1,024 at most): where these take long, another form does.
+    // Its threads do not share the rows of a group (npu/backward_groups.h). Up to some 1,024 rows are one group, whose
+    // rows the threads of another form share; more rows are up to 16 groups, enough for the threads.
     const bool large = (in.rows < 1024 ? in.rows : 1024) * in.in * in.out > kMaxNarrow;
     if ((fills_registers(in.in) && !square) || large || in.rows <= in.in)
       return few_outputs ? NpuBackwardForm::kFewOutputs : NpuBackwardForm::kWide;
