@@ -10,22 +10,28 @@ from benchmarks.speed import test_speed as speed
 NAME = "npu forward 100x6x2"
 
 
-def kept(file: Path, ours: float, eager: float) -> None:
+def kept(file: Path, ours: float, eager: float, instruction_set: str = "AVX2") -> None:
     rows = [
         {"params": {"name": NAME, "program": program}, "stats": {"min": seconds}}
         for program, seconds in (("ours", ours), ("eager", eager))
     ]
-    file.write_text(json.dumps({"benchmarks": rows}))
+    machine = {"torch_instruction_set": instruction_set}
+    file.write_text(json.dumps({"machine_info": machine, "benchmarks": rows}))
 
 
 def test_the_least_ratio_of_several_processors_is_kept(tmp_path: Path) -> None:
     kept(tmp_path / "a.json", 1.0, 6.0)
     kept(tmp_path / "b.json", 2.0, 8.0)
-    assert speed.kept_ratios(sorted(tmp_path.iterdir())) == {NAME: 4.0}
+    kept(tmp_path / "c.json", 2.0, 6.0, "AVX512")
+    files = sorted(tmp_path.iterdir())
+    assert speed.kept_ratios(files, "AVX2") == {NAME: 4.0}
+    assert speed.kept_ratios(files, "AVX512") == {NAME: 3.0}
+    assert speed.kept_ratios(files, "DEFAULT") == {NAME: 3.0}  # of all
 
 
-def test_every_case_has_a_kept_ratio() -> None:
-    ratios = speed.kept_ratios(sorted(speed.RESULTS.glob("speed-*.json")))
+@pytest.mark.parametrize("instruction_set", ["AVX2", "AVX512"])
+def test_every_case_has_a_kept_ratio(instruction_set: str) -> None:
+    ratios = speed.kept_ratios(sorted(speed.RESULTS.glob("speed-*.json")), instruction_set)
     assert ratios.keys() == speed.CASES.keys()
     assert min(ratios.values()) > 1
 
