@@ -3,9 +3,9 @@
 The figures of the documents are those of `benchmarks.throughput`, whose programs take turns. Here
 each program is timed by itself, by pytest-benchmark, with its options: `--benchmark-json FILE`,
 `--benchmark-compare`. `RESULTS` has such files. A case fails where eager's time over ours, each
-the least of its rounds, is below `LOWEST_SHARE` of the least ratio of the files that were measured
-with torch's instruction set of this processor: kernels and torch gain unequally from wide registers.
-Where there is no such file, the least ratio of all files counts.
+the least of its rounds, is below `LOWEST_SHARE` of the least ratio of the files with torch's
+instruction set of this processor, because our kernels gain more from wide registers than torch
+does. Without such a file, the least ratio of all files counts.
 """
 
 import json
