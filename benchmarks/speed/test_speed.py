@@ -70,9 +70,9 @@ def kept_ratios(files: list[Path], instruction_set: str) -> dict[str, float]:
     instruction_set: torch's. Files of others count only where no file has it.
     """
     runs = [json.loads(file.read_text()) for file in files]
-    same = [r for r in runs if r["machine_info"]["torch_instruction_set"] == instruction_set]
+    comparable = [r for r in runs if r["machine_info"]["torch_instruction_set"] == instruction_set]
     ratios: dict[str, float] = {}
-    for run in same or runs:
+    for run in comparable or runs:
         seconds = {
             (row["params"]["name"], row["params"]["program"]): row["stats"]["min"]
             for row in run["benchmarks"]
