@@ -301,8 +301,8 @@ class BackwardGroup {
           for (int r = 0; r < kRegisters; ++r) {
             T* to = transposed_x_ + (i + n) * lanes + v + r * W;  // x is read here for the last time
             const Reg value = S::load(to), inside = S::select(S::abs(value) >= eps, value, S::set1(T(1)));
-            const Reg slope = S::select(S::abs(value) >= eps, S::set1(T(1)) / inside, S::zero());
-            S::store(to, S::fma(d_log[r][n], slope, d_x[r][n]));
+            const Reg derivative = S::select(S::abs(value) >= eps, S::set1(T(1)) / inside, S::zero());
+            S::store(to, S::fma(d_log[r][n], derivative, d_x[r][n]));
           }
         }
       }

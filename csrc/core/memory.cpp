@@ -31,7 +31,7 @@ void* from_heap(size_t bytes) {
 }
 
 // A large layer's scratch comes from the heap, where malloc costs nothing beside the layer's work; and all scratch does
-// with the sanitizers, which watch the ends of each piece.
+// with the sanitizers, which watch the ends of each block.
 #if defined(NPU_SANITIZED)
 constexpr size_t kMaxKept = 0;
 #else

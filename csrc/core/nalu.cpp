@@ -237,8 +237,8 @@ class BackwardGroup {
     for (int64_t row = 0; row < rows; ++row, grad_x += in_.in) {
       for (int64_t l = 0; l < inputs; l += W) {
         const T* const sum = spread_ + row * kLanes<T> + l;
-        const Reg x = S::load(rows_ + row * kLanes<T> + l), slope = S::with_sign_of(one / (S::abs(x) + eps), x);
-        S::store_first(grad_x + l, S::fma(S::load(sum + kBlockRows * kLanes<T>), slope, S::load(sum)),
+        const Reg x = S::load(rows_ + row * kLanes<T> + l), derivative = S::with_sign_of(one / (S::abs(x) + eps), x);
+        S::store_first(grad_x + l, S::fma(S::load(sum + kBlockRows * kLanes<T>), derivative, S::load(sum)),
                        int(min<int64_t>(W, inputs - l)));
       }
     }

@@ -16,12 +16,12 @@ inline Parallel openmp_threads() {
   Parallel parallel;
   parallel.threads = omp_get_max_threads();
   parallel.run = [](int64_t count, Parallel::Body body, void* context) {
-    const int64_t pieces = std::min<int64_t>(4 * omp_get_max_threads(), count);
+    const int64_t chunks = std::min<int64_t>(4 * omp_get_max_threads(), count);
     std::exception_ptr thrown;  // no exception may leave a parallel region
 #pragma omp parallel for schedule(dynamic)
-    for (int64_t n = 0; n < pieces; ++n) {
+    for (int64_t n = 0; n < chunks; ++n) {
       try {
-        body(count * n / pieces, count * (n + 1) / pieces, context);
+        body(count * n / chunks, count * (n + 1) / chunks, context);
       } catch (...) {
 #pragma omp critical(npu_openmp_threads)
         thrown = std::current_exception();

@@ -52,12 +52,12 @@ constexpr NPU_INLINE V max(V a, V b) {
   return a < b ? b : a;
 }
 
-// Calls f with n as a type, if it is one of least_n to most_n; returns whether it is.
-template <int least_n, int most_n, typename F>
+// Calls f with n as a type, if it is one of min_n to max_n; returns whether it is.
+template <int min_n, int max_n, typename F>
 NPU_INLINE bool with_constant(int64_t n, F&& f) {
-  if constexpr (least_n <= most_n) {
-    if (n != least_n) return with_constant<least_n + 1, most_n>(n, f);
-    f(std::integral_constant<int, least_n>{});
+  if constexpr (min_n <= max_n) {
+    if (n != min_n) return with_constant<min_n + 1, max_n>(n, f);
+    f(std::integral_constant<int, min_n>{});
     return true;
   }
   return false;
@@ -66,7 +66,7 @@ NPU_INLINE bool with_constant(int64_t n, F&& f) {
 // Calls f with the number of columns as a type where they are the rows' only ones and few enough to be zipped.
 template <typename T, typename F>
 NPU_INLINE bool zipped(int64_t row_stride, int count, F&& f) {
-  return count == row_stride && with_constant<2, Simd<T>::most_zipped>(count, f);
+  return count == row_stride && with_constant<2, Simd<T>::max_zipped>(count, f);
 }
 
 // The elements of the n-th register of `rows` rows.

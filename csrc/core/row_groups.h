@@ -29,10 +29,10 @@ void add_span(const T* sums, int64_t size, bool first, double* total, const Para
 struct RowGroups {
   int64_t all, count, rows;  // rows of a model, groups of a model, rows of a group (the last one's may be fewer)
 
-  // Groups have some 64 rows at least, a multiple of `step` each; at most 16 of them, and at most `most_groups`.
-  RowGroups(int64_t all, int64_t step, int64_t most_groups)
+  // Groups have some 64 rows at least, a multiple of `step` each; at most 16 of them, and at most `max_groups`.
+  RowGroups(int64_t all, int64_t step, int64_t max_groups)
       : all(all),
-        count(max<int64_t>(1, min(all / 64, min<int64_t>(16, most_groups)))),
+        count(max<int64_t>(1, min(all / 64, min<int64_t>(16, max_groups)))),
         rows(round_up(ceil_div(all, count), step)) {}
 
   int64_t begin(int64_t task) const { return min(task % count * rows, all); }

@@ -101,7 +101,7 @@ std::tuple<Tensor, Tensor, Tensor> ode_forward(const Tensor& u0, const Tensor& w
   const char* op = "ode_forward";
   const OdeSizes n(op, u0, 0, weight_re, int64_t(tableau.size()), steps);
   Tensor trajectory = empty(u0, n.trajectory_shape());
-  Tensor slopes = derivatives ? empty(u0, n.trajectory_shape()) : absent(u0);
+  Tensor du_dt = derivatives ? empty(u0, n.trajectory_shape()) : absent(u0);
   Tensor stages = absent(u0);
   by_dtype(op, u0, [&](auto zero) {
     using T = decltype(zero);
@@ -111,11 +111,11 @@ std::tuple<Tensor, Tensor, Tensor> ode_forward(const Tensor& u0, const Tensor& w
       stages = empty(u0, std::vector<int64_t>(shape.begin(), shape.end()));
     }
     const Operand<T> start(op, "u0", u0, u0.scalar_type(), n.models * n.starts * n.features);
-    npu::kernels<T>().ode_forward({operands.inputs, start, data<T>(trajectory), derivatives ? data<T>(slopes) : nullptr,
+    npu::kernels<T>().ode_forward({operands.inputs, start, data<T>(trajectory), derivatives ? data<T>(du_dt) : nullptr,
                                    save ? data<T>(stages) : nullptr},
                                   n.threads());
   });
-  return {trajectory, slopes, stages};
+  return {trajectory, du_dt, stages};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ode_backward(

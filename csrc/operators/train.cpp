@@ -149,19 +149,19 @@ class Memory {
     return add(name, static_cast<V*>(t.mutable_data_ptr()), count, true);
   }
   void check_apart() {
-    std::sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-    const Piece *any = nullptr, *written = nullptr;  // that reach furthest
-    for (const Piece& piece : pieces_) {
-      const Piece* other = piece.written ? any : written;
-      check(other == nullptr || other->end <= piece.begin, "train: ", piece.name, " lies in the memory of ",
+    std::sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    const Range *any = nullptr, *written = nullptr;  // that reach furthest
+    for (const Range& range : ranges_) {
+      const Range* other = range.written ? any : written;
+      check(other == nullptr || other->end <= range.begin, "train: ", range.name, " lies in the memory of ",
             other == nullptr ? "" : other->name);
-      if (any == nullptr || any->end < piece.end) any = &piece;
-      if (piece.written && (written == nullptr || written->end < piece.end)) written = &piece;
+      if (any == nullptr || any->end < range.end) any = &range;
+      if (range.written && (written == nullptr || written->end < range.end)) written = &range;
     }
   }
 
  private:
-  struct Piece {
+  struct Range {
     uintptr_t begin, end;
     bool written;
     const char* name;
@@ -177,11 +177,11 @@ class Memory {
   V* add(const char* name, V* pointer, int64_t count, bool written) {
     check(count == 0 || pointer != nullptr, "train: ", name, " has no memory");
     const uintptr_t begin = reinterpret_cast<uintptr_t>(pointer);
-    if (count > 0) pieces_.push_back({begin, begin + size_t(count) * sizeof(V), written, name});
+    if (count > 0) ranges_.push_back({begin, begin + size_t(count) * sizeof(V), written, name});
     return pointer;
   }
 
-  std::vector<Piece> pieces_;
+  std::vector<Range> ranges_;
 };
 
 // ---- a plan --------------------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ T sign(T v) {
 
 // The derivative of min(|w|, |1 - s|), where s is |w| or w; as torch's: at equal distances the mean of both.
 template <typename T>
-T slope(T w, bool madsen) {
+T penalty_gradient(T w, bool madsen) {
   const T size = std::abs(w), s = madsen ? size : w, other = std::abs(1 - s);
   const T near = sign(w), far = near * sign(s - 1);
   return size < other ? near : (size > other ? far : (size == other ? (near + far) / 2 : size + other));  // nan stays
@@ -180,7 +180,7 @@ void penalise(const Penalty& penalty, int64_t step, const T* values, int64_t mod
       const T factor = squares == 0 ? T(0) : T(double(beta) / std::sqrt(squares));
       for (int64_t n = 0; n < size; ++n) grad[n] += factor * values[n];
     } else {
-      for (int64_t n = 0; n < size; ++n) grad[n] += beta * slope(values[n], penalty.kind == kMadsen);
+      for (int64_t n = 0; n < size; ++n) grad[n] += beta * penalty_gradient(values[n], penalty.kind == kMadsen);
     }
   }
 }
@@ -414,7 +414,7 @@ class Block {
     clamp(p.low, p.high, count, values);
   }
 
-  // Places in one piece of memory, each on a cache line of its own.
+  // Places in one block of memory, each on a cache line of its own.
   static constexpr int64_t kLine = 64 / sizeof(T);
   int64_t reserve(int64_t count) {
     const int64_t place = size_;

@@ -9,7 +9,7 @@
 #include <exception>
 
 #include "backoff.h"
-#include "pieces.h"
+#include "chunks.h"
 
 namespace {
 
@@ -30,14 +30,14 @@ void run_in_threads(int64_t count, npu::Parallel::Body body, void* context) {
     return;
   }
   const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), count);
-  npu::Pieces pieces(count, threads);
+  npu::Chunks chunks(count, threads);
   std::atomic<int64_t> worked{0};
   std::exception_ptr error;  // torch would pass on no more than that there was one
   std::atomic<bool> failed{false};
   torch::stable::parallel_for(0, threads, 1, [&](int64_t thread, int64_t) {
     const int64_t before = now(CLOCK_THREAD_CPUTIME_ID);
     try {
-      pieces.take(thread, [&](int64_t from, int64_t to) {
+      chunks.take(thread, [&](int64_t from, int64_t to) {
         if (!failed) body(from, to, context);
       });
     } catch (...) {

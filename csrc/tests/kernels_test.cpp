@@ -102,8 +102,8 @@ void check_nmru(const Shape& n, bool separate, bool clip, int64_t times) {
         y[at] = size * cosine;
         for (int64_t i = 0; i < factors; ++i) {
           const long double e = c.grad_y[at] * cosine * products.others(i), sign = separate && both[i] < 0 ? -1 : 1;
-          const long double slope = i < n.in ? 1 : -both[i] * both[i];
-          gx[(k * n.rows + b) * n.in + i % n.in] += e * w(i) * sign * slope;
+          const long double derivative = i < n.in ? 1 : -both[i] * both[i];
+          gx[(k * n.rows + b) * n.in + i % n.in] += e * w(i) * sign * derivative;
           long double& g = gw[(k * n.out + o) * factors + i];
           if (!clip || (given[i] >= 0 && given[i] <= 1)) g += e * (sign * both[i] - 1.0L);
           if (separate && both[i] < 0) g -= c.grad_y[at] * kPi * size * sinl(kPi * turns);
@@ -227,8 +227,9 @@ void check_inalu(const Shape& n, int64_t times) {
         want[0][at] = g * a + rest * t;
         const long double d_e = e > omega ? 0 : up * rest * t, d_h = up * g * rest * (a - t);
         for (int64_t i = 0; i < n.in; ++i) {
-          const long double slope = std::fabs(x[i]) >= eps ? 1 / (long double)x[i] : 0;
-          want[1][(k * n.rows + b) * n.in + i] += up * g * add[i] + d_h * parameters[4][w0 + i] + d_e * mul[i] * slope;
+          const long double derivative = std::fabs(x[i]) >= eps ? 1 / (long double)x[i] : 0;
+          want[1][(k * n.rows + b) * n.in + i] +=
+              up * g * add[i] + d_h * parameters[4][w0 + i] + d_e * mul[i] * derivative;
           const long double sign = mul[i] > 0 ? 1 : (mul[i] < 0 ? -1 : 0);
           const long double d_add = up * g * x[i];
           const long double d_mul = d_e * log[i] + sign * m[i] * up * rest * size * products.others(i);
@@ -277,7 +278,7 @@ void check_inalu(const Shape& n, int64_t times) {
   });
 }
 
-// An input of 0 comes last, where the slope of |x| is 0.
+// An input of 0 comes last, where the derivative of |x| is 0.
 template <typename T>
 void check_nalu(const Shape& n, bool with_bias, int64_t times) {
   Case<T> c(n);
@@ -328,9 +329,9 @@ void check_nalu(const Shape& n, bool with_bias, int64_t times) {
         want[5][k * n.out + o] += d_h;
         for (int64_t i = 0; i < n.in; ++i) {
           const long double turn = tanhl(parameters[0][w0 + i]), share = sigmoid(parameters[1][w0 + i]);
-          const long double slope = (x[i] > 0 ? 1 : (x[i] < 0 ? -1 : 0)) / size(i);
+          const long double derivative = (x[i] > 0 ? 1 : (x[i] < 0 ? -1 : 0)) / size(i);
           const long double d_w = d_a * x[i] + d_e * logl(size(i));
-          want[1][(k * n.rows + b) * n.in + i] += (d_a + d_e * slope) * nac(i) + d_h * parameters[2][w0 + i];
+          want[1][(k * n.rows + b) * n.in + i] += (d_a + d_e * derivative) * nac(i) + d_h * parameters[2][w0 + i];
           want[2][w0 + i] += d_w * share * (1 - turn * turn);
           want[3][w0 + i] += d_w * turn * share * (1 - share);
           want[4][w0 + i] += d_h * x[i];
@@ -413,10 +414,10 @@ void check_all(const Shape& n, int bits, int64_t times) {
                 long(n.rows), long(times), long(n.in), long(n.out), n.shared_x, n.complex, n.gated, n.negative);
 }
 
-// What a thread keeps is one piece: what is taken after one another lies one after the other. The heap has its own
-// bytes between two pieces.
+// The scratch of a thread is one block: consecutive requests lie next to each other. The heap has its own
+// bytes between two blocks.
 void check_kept_scratch() {
-#if !defined(NPU_SANITIZED)  // there every piece comes from the heap
+#if !defined(NPU_SANITIZED)  // there every block comes from the heap
   constexpr size_t kSmall = size_t(1) << 16, kLarge = size_t(1) << 22;
   const auto both = [](size_t first, size_t second) {
     char* const a = static_cast<char*>(npu::take_scratch(first));
@@ -428,7 +429,7 @@ void check_kept_scratch() {
   both(kLarge, kSmall);
   both(kSmall, kSmall);  // now the thread knows how much it needs
   if (both(kSmall, kSmall) != ptrdiff_t(kSmall))
-    std::printf("FAILED: no scratch is kept after a large piece\n"), ++failures;
+    std::printf("FAILED: no scratch is kept after a large block\n"), ++failures;
 #endif
 }
 

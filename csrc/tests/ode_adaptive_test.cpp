@@ -57,7 +57,7 @@ struct Shape : OdeShape {
   int64_t max_steps;
 };
 
-// An accepted step: its state and slopes.
+// An accepted step: its state and derivatives.
 struct Step {
   long double begin, size;
   Long u;
@@ -84,13 +84,13 @@ struct Problem : OdeModel {
 
   // The stages of a step: k of all, states of the last two.
   Step stages(const Long& u, long double begin, long double size, Long* before, Long* last) const {
-    Step step{begin, size, u, {slope(u)}};
+    Step step{begin, size, u, {rhs(u)}};
     for (int row = 0; row + 1 < kStages; ++row) {
       *before = *last;
       *last = u;
       for (int j = 0; j <= row; ++j)
         for (int64_t i = 0; i < d; ++i) (*last)[i] += size * kPair.a(row, j) * step.k[size_t(j)][i];
-      step.k.push_back(slope(*last));
+      step.k.push_back(rhs(*last));
     }
     return step;
   }
@@ -113,14 +113,14 @@ struct Problem : OdeModel {
       return sqrtl(sum / d);
     };
     const long double span = fabsl(t.back() - t.front()), sign = t.back() > t.front() ? 1 : -1;
-    const Long k = slope(u);
+    const Long k = rhs(u);
     const auto unit = [&](int64_t i) { return tolerance + tolerance * fabsl(u[i]); };
     const long double d0 = rms([&](int64_t i) { return u[i] / unit(i); });
     const long double d1 = rms([&](int64_t i) { return k[i] / unit(i); });
     const long double h0 = std::min(d0 < 1e-5L || d1 < 1e-5L ? 1e-6L : 0.01L * d0 / d1, span);
     Long away = u;
     for (int64_t i = 0; i < d; ++i) away[i] += sign * h0 * k[i];
-    const Long bent = slope(away);
+    const Long bent = rhs(away);
     const long double d2 = rms([&](int64_t i) { return (bent[i] - k[i]) / unit(i); }) / h0, most = std::max(d1, d2);
     const long double h1 = most <= 1e-15L ? std::max(1e-6L, h0 * 1e-3L) : powl(0.01L / most, 0.2L);
     long double size = std::min({100 * h0, h1, span}), time = t.front(), before_error = 1e-4L;

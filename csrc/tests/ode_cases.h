@@ -1,4 +1,4 @@
-// What the tests of the time loops share: models and starts at random, and their slope in long double.
+// What the tests of the ODE solvers share: models and starts at random, and their right-hand sides in long double.
 #pragma once
 
 #include <algorithm>
@@ -94,7 +94,7 @@ struct OdeModel {
     return Long(v.begin() + k * size, v.begin() + (k + 1) * size);
   }
 
-  Long slope(const Long& u) const {
+  Long rhs(const Long& u) const {
     const long double pi = 3.14159265358979323846264338327950288L;
     Long k(d);
     for (int64_t o = 0; o < h; ++o) {

@@ -42,14 +42,14 @@ struct Case : OdeWeights<T> {
 struct Problem : OdeModel {
   using OdeModel::OdeModel;
 
-  // All states, and all slopes.
-  void run(Long u, int64_t steps, const std::vector<double>& tableau, Long* states, Long* slopes) const {
+  // All states, and all derivatives.
+  void run(Long u, int64_t steps, const std::vector<double>& tableau, Long* states, Long* derivatives) const {
     states->clear();
-    slopes->clear();
+    derivatives->clear();
     for (int64_t n = 0;; ++n) {
       states->insert(states->end(), u.begin(), u.end());
-      std::vector<Long> k = {slope(u)};
-      slopes->insert(slopes->end(), k[0].begin(), k[0].end());
+      std::vector<Long> k = {rhs(u)};
+      derivatives->insert(derivatives->end(), k[0].begin(), k[0].end());
       if (n == steps) return;
       size_t at = 0;
       Long v;
@@ -58,7 +58,7 @@ struct Problem : OdeModel {
         for (size_t j = 0; j < k.size(); ++j)
           for (int64_t i = 0; i < d; ++i) v[i] += kDt * tableau[at + j] * k[j][i];
         at += k.size();
-        if (at < tableau.size()) k.push_back(slope(v));
+        if (at < tableau.size()) k.push_back(rhs(v));
       }
       u = v;
     }
@@ -108,13 +108,13 @@ std::vector<Expected<T, Results<T>>> expected(const Case<T>& c) {
   const long double of_differences = std::max(bound, 1e-9L);
   for (int64_t k = 0; k < n.models; ++k) {
     Problem p(c, k);
-    Long states, slopes;
+    Long states, derivatives;
     const auto row_loss = [&](int64_t b, const Long& u0) {
-      p.run(u0, n.steps, c.tableau(), &states, &slopes);
+      p.run(u0, n.steps, c.tableau(), &states, &derivatives);
       long double sum = 0;
       for (int64_t i = 0; i < path; ++i) {
         sum += states[i] * c.grad_trajectory[(k * n.starts + b) * path + i];
-        if (n.derivatives) sum += slopes[i] * c.grad_derivatives[(k * n.starts + b) * path + i];
+        if (n.derivatives) sum += derivatives[i] * c.grad_derivatives[(k * n.starts + b) * path + i];
       }
       return sum;
     };
@@ -133,7 +133,7 @@ std::vector<Expected<T, Results<T>>> expected(const Case<T>& c) {
       Long u0 = c.start(row), grad;
       row_loss(b, u0);
       all.push_back({"trajectory", &R::trajectory, row * path, states, bound});
-      if (n.derivatives) all.push_back({"derivatives", &R::derivatives, row * path, slopes, bound});
+      if (n.derivatives) all.push_back({"derivatives", &R::derivatives, row * path, derivatives, bound});
       for (int64_t i = 0; i < d; ++i) grad.push_back(derivative(u0[i], [&] { return row_loss(b, u0); }));
       all.push_back({"grad_u0", &R::grad_u0, row * d, grad, of_differences});
     }

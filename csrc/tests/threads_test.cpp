@@ -1,10 +1,10 @@
-// How threads share work (core/pieces.h), and when callers of threads work alone (core/backoff.h): its decisions, by
+// How threads share work (core/chunks.h), and when callers of threads work alone (core/backoff.h): its decisions, by
 // made-up times.
 #include <cstdio>
 #include <vector>
 
 #include "core/backoff.h"
-#include "core/pieces.h"
+#include "core/chunks.h"
 
 namespace {
 
@@ -66,14 +66,14 @@ void one_debt_for_all() {
 }
 
 // A thread alone gets everything once, its own part first.
-void every_piece_once() {
+void every_chunk_once() {
   for (const int64_t threads : {1, 2, 3, 16, 100}) {
     for (const int64_t count : {1, 2, 7, 64, 1000}) {
       for (const int64_t thread : {int64_t(0), threads / 2, threads - 1}) {
-        npu::Pieces pieces(count, threads);
+        npu::Chunks chunks(count, threads);
         std::vector<int> times(size_t(count), 0);
         int64_t begun_with = -1;
-        pieces.take(thread, [&](int64_t begin, int64_t end) {
+        chunks.take(thread, [&](int64_t begin, int64_t end) {
           if (begun_with < 0) begun_with = begin;
           for (; begin < end; ++begin) ++times[size_t(begin)];
         });
@@ -83,23 +83,23 @@ void every_piece_once() {
           expect(begun_with >= own - count / (4 * threads) && begun_with <= own, "the own part first");
         }
         bool more = false;
-        pieces.take(0, [&](int64_t, int64_t) { more = true; });
+        chunks.take(0, [&](int64_t, int64_t) { more = true; });
         expect(!more, "nothing is left");
       }
     }
   }
 }
 
-// While the first of four threads is at its first piece, the second one comes and does all the rest.
+// While the first of four threads is at its first chunk, the second one comes and does all the rest.
 void a_late_thread_gets_less() {
-  npu::Pieces pieces(160, 4);
+  npu::Chunks chunks(160, 4);
   std::vector<int64_t> first, second;
-  pieces.take(0, [&](int64_t begin, int64_t end) {
+  chunks.take(0, [&](int64_t begin, int64_t end) {
     first.push_back(begin);
     expect(end - begin == 10, "a sixteenth of the work");
-    pieces.take(1, [&](int64_t b, int64_t) { second.push_back(b); });
+    chunks.take(1, [&](int64_t b, int64_t) { second.push_back(b); });
   });
-  expect(first == std::vector<int64_t>{0}, "one piece for the first");
+  expect(first == std::vector<int64_t>{0}, "one chunk for the first");
   expect(second == std::vector<int64_t>{40, 50, 60, 70, 80, 90, 100, 110, 120, 130, 140, 150, 10, 20, 30},
          "its own part, then those of the next threads");
 }
@@ -107,7 +107,7 @@ void a_late_thread_gets_less() {
 }  // namespace
 
 int main() {
-  every_piece_once();
+  every_chunk_once();
   a_late_thread_gets_less();
   threads_that_help_are_used();
   a_collapse_costs_an_eighth();

@@ -33,12 +33,12 @@ int main() {
   npu::kernels<float>().npu_backward({inputs, grad_y.data(), y.data(), s.data(), false, grad_x.data(), grad_re.data(),
                                       grad_im.data(), grad_gate.data()},
                                      threads);
-  float slope_error = 0;
+  float gradient_error = 0;
   for (int64_t n = 0; n < rows * in; ++n) {
     const float expected = weight_re[n % 3] * y[n / 3] / x[n];
-    slope_error = std::fmax(slope_error, std::fabs(grad_x[n] / expected - 1));
+    gradient_error = std::fmax(gradient_error, std::fabs(grad_x[n] / expected - 1));
   }
   std::printf("%s, %d threads: largest relative error of y %.1e, of its derivatives %.1e\n", npu::isa(),
-              threads.threads, double(error), double(slope_error));
-  return !(error < 1e-5f && slope_error < 1e-5f);
+              threads.threads, double(error), double(gradient_error));
+  return !(error < 1e-5f && gradient_error < 1e-5f);
 }

@@ -165,7 +165,7 @@ def test_huge_products_beside_an_open_gate_of_nalu(backend: str) -> None:
 @needs_library
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("side", [1.0, -1.0])
-def test_inalu_slopes_of_a_gate_that_rounds_to_one(side: float, fused: bool) -> None:
+def test_inalu_derivatives_of_a_gate_that_rounds_to_one(side: float, fused: bool) -> None:
     """What a sigmoid lacks to 1 is taken from the other side: it does not cancel."""
     x, big, mul = torch.full((1, 2), 2.0), torch.full((1, 2), 20.0), torch.zeros(1, 2)
     gate = torch.full((1, 2), 10 * side)  # its sigmoid is that of 40 or -40

@@ -100,7 +100,7 @@ SECOND = [
     *mutants(CORE + "npu/second.cpp", KERNELS, {
         "second-direction-outside-of-the-clip": ("const bool along = f_.along_gate != nullptr && f_.gate_passes(gate);", "const bool along = f_.along_gate != nullptr;"),
         "second-gradient-outside-of-the-clip": ("f.grad_gate[n] = f.gate_passes(in.gate[n]) ? sum : T(0);", "f.grad_gate[n] = sum;"),
-        "second-mixed-slope": ("of_change * (along_gate * mixed - along * at.slope_x * at.slope_x)", "of_change * (along_gate * mixed)"),
+        "second-mixed-derivative": ("of_change * (along_gate * mixed - along * at.slope_x * at.slope_x)", "of_change * (along_gate * mixed)"),
         "second-gate-of-a-phase": ("if (negative_ && f_.grad_gate != nullptr) {", "if (false) {"),
         "second-shared-x-ignored": ("(in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;\n      const int64_t y", "(model * in_.rows) + row) * in_.in;\n      const int64_t y"),
         "second-turn-of-conj": ("grad * S::fma(value, turn, -turned * change)", "grad * S::fma(value, turn, turned * change)"),
@@ -115,7 +115,7 @@ SIBLINGS = [
             "suffix[n] = suffix[n] * S::fma(weight, x, S::set1(w[P * n]));",
         ),
         "nmu-clip-mask": ("(weight >= S::zero()) & (weight <= S::set1(T(1)))", "(weight >= S::zero())"),
-        "nmru-slope-of-the-reciprocal": ("dx - dr * (r * r)", "dx - dr * r"),
+        "nmru-derivative-of-the-reciprocal": ("dx - dr * (r * r)", "dx - dr * r"),
         "nmru-sign-of-the-size": ("dx = dx * sign(S::load(x_ + n)), dr", "dx = dx + S::zero(), dr"),
         "nmru-gradient-of-the-signs": ("S::set1(T(-kPi)) * (suffix[n]", "S::set1(T(kPi)) * (suffix[n]"),
         "nmru-clipped-weight-in-the-signs": ("if (Separate) *packed++ = given;", "if (Separate) *packed++ = w;"),
@@ -139,8 +139,8 @@ SIBLINGS = [
             "S::select(S::load(bounds) == zero, d_t, zero)",
             "S::select(S::load(bounds) == zero, d_t, d_t)",
         ),
-        "inalu-gate-slope": ("d_a * shares.rest * (a - whole)", "d_a * (a - whole)"),
-        "inalu-slope-at-zero": (
+        "inalu-gate-derivative": ("d_a * shares.rest * (a - whole)", "d_a * (a - whole)"),
+        "inalu-derivative-at-zero": (
             "S::select(S::abs(value) >= eps, S::set1(T(1)) / inside, S::zero());",
             "S::set1(T(1)) / inside;",
         ),
@@ -155,15 +155,15 @@ SIBLINGS = [
         "nac-known-gradient-ignored": ("const T* grad = f.grad_product;", "const T* grad = nullptr;"),
     }),
     *mutants(CORE + "nac_weights.h", KERNELS, {
-        "nac-mask-slope": ("grad * turn * share * (one - share)", "grad * turn * share"),
+        "nac-mask-derivative": ("grad * turn * share * (one - share)", "grad * turn * share"),
     }),
-    *mutants(CORE + "nac_weights.h", "tests/layers/test_edges.py -k slopes_of_a_gate", {
+    *mutants(CORE + "nac_weights.h", "tests/layers/test_edges.py -k derivatives_of_a_gate", {
         "nac-rest-of-the-gate": ("S::select(v < S::zero(), more, less);", "one - gate;"),
     }),
     *mutants(CORE + "nalu.cpp", KERNELS, {
-        "nalu-gate-slope": ("d_a * shares.rest * (a - t)", "d_a * (a - t)"),
-        "nalu-slope-without-eps": ("one / (S::abs(x) + eps)", "one / S::abs(x)"),
-        "nalu-slope-at-zero": ("S::with_sign_of(one / (S::abs(x) + eps), x)", "one / (x + eps)"),
+        "nalu-gate-derivative": ("d_a * shares.rest * (a - t)", "d_a * (a - t)"),
+        "nalu-derivative-without-eps": ("one / (S::abs(x) + eps)", "one / S::abs(x)"),
+        "nalu-derivative-at-zero": ("S::with_sign_of(one / (S::abs(x) + eps), x)", "one / (x + eps)"),
         "nalu-bias-ignored": ("if (in_.gate_bias != nullptr) add_bias", "if (in_.gate_bias == in_.x) add_bias"),
         "nalu-logs-in-the-sum": ("Product<0, 1, 1>, Product<1, 2, 0>", "Product<0, 1, 1>, Product<0, 2, 0>"),
     }),
@@ -188,7 +188,7 @@ MEMORY = [
 ]  # fmt: skip
 
 THREADS = [
-    *mutants(CORE + "pieces.h", "threads", {
+    *mutants(CORE + "chunks.h", "threads", {
         "threads-last-part": ("n < parts_; ++n", "n + 1 < parts_; ++n"),
     }),
 ]  # fmt: skip
@@ -222,7 +222,7 @@ FIXED = [
             "b.weight_passes(at) ? T(grad[2][o % W]) : T(0)",
             "T(grad[2][o % W])",
         ),
-        "hidden-slope-transposed": ("const T raw = in_.weight[d * h + o];", "const T raw = in_.weight[o * d_count + d];"),
+        "hidden-derivative-transposed": ("const T raw = in_.weight[d * h + o];", "const T raw = in_.weight[o * d_count + d];"),
     }),
     *mutants(ODE + "loop.h", ODE_TESTS, {
         "loop-gradient-of-derivatives": (
@@ -245,12 +245,12 @@ FIXED = [
 
 ADAPTIVE = [
     *mutants(ODE + "adaptive_backward.h", ("ode_adaptive", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'"), {
-        "adaptive-slope-at-the-end-of-a-step": ("return S::fma(before, of_last, sum);", "return sum;"),
+        "adaptive-derivative-at-the-end-of-a-step": ("return S::fma(before, of_last, sum);", "return sum;"),
         "adaptive-gradients-within-a-step": ("g_[d] = sum + inside_[kPowers * count + d] + at_node_[d];", "g_[d] = sum + at_node_[d];"),
     }),
     *mutants(ODE + "adaptive_backward.h", ("ode_adaptive", "tests/ode/test_ode_implicit.py -k gradients"), {
-        "implicit-first-slope": ("if constexpr (Step::kImplicit) pull_first_slope();", ""),
-        "implicit-last-slope": ("last_slope_[d] = S::select(is_step > S::zero(), dk_[d], last_slope_[d]);", ""),
+        "implicit-first-derivative": ("if constexpr (Step::kImplicit) first_derivative_vjp();", ""),
+        "implicit-last-derivative": ("last_derivative_[d] = S::select(is_step > S::zero(), dk_[d], last_derivative_[d]);", ""),
     }),
     *mutants(ODE + "implicit.h", ("ode_adaptive", "tests/ode/test_ode_implicit.py -k 'gradients or pivots'"), {
         "implicit-transposed": ("scaled * jacobian_[c * count() + r]", "scaled * jacobian_[r * count() + c]"),
@@ -265,7 +265,7 @@ ADAPTIVE = [
             "if (needs & 1) found[0] = at::sum_to(std::move(found[0]), saved[0].sizes());",
             "if (needs & 1) found[0] = found[0].reshape({-1}).slice(0, 0, saved[0].numel()).reshape(saved[0].sizes());",
         ),
-        "fast-path-ode-divergence-of-the-slopes": ("ends_finite<T>(found[0], r) && ends_finite<T>(found[1], r)", "ends_finite<T>(found[0], r)"),
+        "fast-path-ode-divergence-of-the-derivatives": ("ends_finite<T>(found[0], r) && ends_finite<T>(found[1], r)", "ends_finite<T>(found[0], r)"),
         "fast-path-ode-clip-forgotten": ("r.clip = options[2] != 0,", "r.clip = options[2] < 0,"),
     }),
     *mutants("csrc/fast_path/ode.h", "tests/ode/test_fast_path_ode_checks.py", {
@@ -283,8 +283,8 @@ ADAPTIVE = [
     }),
     *mutants(ODE + "step_control.h", "tests/ode/test_ode_adaptive_steps.py", {
         "adaptive-guess-without-a-state": ("d0 < 1e-5 || d1 < 1e-5 ?", "d1 < 1e-5 ?"),
-        "adaptive-guess-without-a-slope": ("d0 < 1e-5 || d1 < 1e-5 ?", "d0 < 1e-5 ?"),
-        "adaptive-zero-slope": ("most <= 1e-15 ? std::fmax(1e-6, h0_ * 1e-3) :", "most <= 1e-15 ? h0_ * 1e-3 :"),
+        "adaptive-guess-without-a-derivative": ("d0 < 1e-5 || d1 < 1e-5 ?", "d0 < 1e-5 ?"),
+        "adaptive-zero-derivative": ("most <= 1e-15 ? std::fmax(1e-6, h0_ * 1e-3) :", "most <= 1e-15 ? h0_ * 1e-3 :"),
         "adaptive-bend-that-is-not-finite": ("if (!std::isfinite(d2)) h1 = h0_ * 1e-3;", ""),
         "adaptive-first-step-of-a-hundred-guesses": ("std::fmin(100 * h0_, h1), 2", "h1, 2"),
         "adaptive-least-size-at-time-zero": ("std::fmax(std::fabs(time), kEps * span_)", "std::fabs(time)"),
@@ -376,7 +376,7 @@ TRAINING_LOOP = [
         "train-number-of-a-step": ("p.number + double(step) + 1}", "p.number + 1}"),
         "train-frozen-layers": ("p.grads[0] = l == first_ ? nullptr", "p.grads[0] = l != first_ ? nullptr"),
         "train-losses-of-a-step": ("records = number % run_.every == 0;", "records = step % run_.every == 0;"),
-        "train-slope-halfway": ("(near + far) / 2", "near"),
+        "train-derivative-halfway": ("(near + far) / 2", "near"),
         "train-norm-of-zero": ("squares == 0 ? T(0)", "squares < 0 ? T(0)"),
         "train-centered": ("scale = std::fma(-mean[n], mean[n], scale);", ""),
         "train-weights-of-a-model": ("if (!in.shared_target) weight += in.count;", ""),

@@ -66,7 +66,7 @@ SIBLINGS = [
         "triton-nmu-x-less-one": ("tl.sum(d_f * (x - 1.0), axis=0)", "tl.sum(d_f * x, axis=0)"),
     }),
     *mutants(TRITON_FOLDER + "nmu.py", (KERNELS + "'nmru and float64_parity'", SPECIAL + "nmru", KERNELS + "nmru"), {
-        "triton-nmru-slope-of-the-reciprocal": ("d_x - d_r * (r * r)", "d_x - d_r * r"),
+        "triton-nmru-derivative-of-the-reciprocal": ("d_x - d_r * (r * r)", "d_x - d_r * r"),
         "triton-nmru-zero-factors": ("zeros == (g == 0).to(tl.int32)", "zeros == 0"),
         "triton-nmru-clip-mask": ("(weight >= 0) & (weight <= 1)", "(weight >= 0)"),
         "triton-nmru-signs": ("d_r *= signum(r)", "d_r *= signum(x)"),
@@ -83,8 +83,8 @@ SIBLINGS = [
     }),
     *mutants(TRITON_FOLDER + "nalu.py", NALU, {
         "triton-inalu-one-zero": ("tl.where((flags >> 1) == 1, d_product * t, 0.0)", "tl.where((flags >> 1) >= 1, d_product * t, 0.0)"),
-        "triton-nalu-slope-at-zero": ("acc_log * signum(x) / (tl.abs(x) + EPS)", "acc_log / (tl.abs(x) + EPS)"),
-        "triton-nalu-gate-slope": ("d_a * rest * (a - product)", "d_a * (a - product)"),
+        "triton-nalu-derivative-at-zero": ("acc_log * signum(x) / (tl.abs(x) + EPS)", "acc_log / (tl.abs(x) + EPS)"),
+        "triton-nalu-gate-derivative": ("d_a * rest * (a - product)", "d_a * (a - product)"),
         "triton-inalu-sign-of-the-weight": ("return FACTOR * signum(w) * tl.where", "return FACTOR * tl.where"),
     }),
     *mutants(TRITON_FOLDER + "nalu.py", KERNELS + "omega", {

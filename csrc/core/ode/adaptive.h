@@ -10,7 +10,7 @@
 namespace npu {
 namespace NPU_ISA {
 
-// A layer sees |u| + eps, so that its slope jumps at u = 0: there states are known to kOdeJump eps and no better
+// A layer sees |u| + eps, so that its derivative jumps at u = 0: there states are known to kOdeJump eps and no better
 // (npu_kernels/ode/_adaptive.py).
 constexpr double kOdeJump = 10;
 
@@ -42,12 +42,12 @@ class PairStep {
   Reg q(int64_t power, int64_t d) const { return q_[power * count_ + d]; }
 
   // k of the first stage.
-  void begin(const Reg* u) { units_.slope(u, k(0), stage(0)); }
-  // The states and slopes of the stages behind the first, up to `last`, of steps of size h.
+  void begin(const Reg* u) { units_.rhs(u, k(0), stage(0)); }
+  // The states and derivatives of the stages behind the first, up to `last`, of steps of size h.
   void run(const Reg* u, Reg h, int last) {
     for (int i = 1; i <= last; ++i) {
       advance(i - 1, u, h, v(i));
-      units_.slope(v(i), k(i), stage(i));
+      units_.rhs(v(i), k(i), stage(i));
     }
   }
   // u + h sum_j a_ij k_j

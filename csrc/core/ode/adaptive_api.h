@@ -17,7 +17,7 @@ struct OdePair {
   double stable() const { return numbers[56]; }
   double diagonal() const { return numbers[57]; }
   bool implicit() const { return diagonal() != 0; }
-  // Numbers that a saved state has for each feature: an implicit method's has the slopes of the step from it, too.
+  // Numbers that a saved state has for each feature: an implicit method's has the derivatives of the step from it, too.
   int64_t saved() const { return implicit() ? 1 + kStages : 1; }
 };
 

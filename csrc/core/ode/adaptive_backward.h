@@ -10,7 +10,7 @@
 // the end. Where a lane's nodes have not begun, or have ended, it makes steps of size 0 without gradients, which change
 // nothing. Where only every m-th state was saved, the states of m nodes are first computed again.
 //
-// An implicit method's slopes are saved, not computed again. By the implicit function theorem its stages from the
+// An implicit method's derivatives are saved, not computed again. By the implicit function theorem its stages from the
 // second on have, with F the gradient of k_1 of the step behind, which is this one's k_7:
 //
 //   dk_i = h (sum_{j > i} a_{j-1,i} dv_j + sum_p d_ip c_p)  (+ h g G + F, i = 7; - h g sum_m dv_m, i = 1)
@@ -18,7 +18,7 @@
 //
 // A time t_m within the step is a stage of its own, with dk_m = h g grad_m and dv_m = J' l_m + grad_m; in c_p and in
 // the gradient of u_n it is this dv_m that counts. F instead of J(u_n)' F added to G, which the next system would have
-// to take away again. The first step's is pulled.
+// to take away again. The first step's derivative takes a VJP of its own.
 #pragma once
 
 #include "ode/adaptive.h"
@@ -41,7 +41,7 @@ class AdaptiveBackward {
         nodes_(node_size_ * b.every),
         dv_(step_.count() * kStages),
         dk_(step_.count()),
-        last_slope_(step_.count()),
+        last_derivative_(step_.count()),
         g_(step_.count()),
         inside_(step_.count() * kInside),
         before_(step_.count() * kInside),
@@ -71,7 +71,7 @@ class AdaptiveBackward {
         else node(i);
       }
     }
-    if constexpr (Step::kImplicit) pull_first_slope();
+    if constexpr (Step::kImplicit) first_derivative_vjp();
     if (b_.gradients.grad_u0 != nullptr)
       step_.units().store(b_.gradients.grad_u0 + row_ * features(), features(), lanes_, g_);
   }
@@ -97,7 +97,7 @@ class AdaptiveBackward {
 
   void start() {
     step_.units().pack(row_, lanes_);
-    for (int64_t d = 0; d < step_.count(); ++d) g_[d] = last_slope_[d] = S::zero();
+    for (int64_t d = 0; d < step_.count(); ++d) g_[d] = last_derivative_[d] = S::zero();
     for (int64_t n = 0; n < step_.count() * kInside; ++n) inside_[n] = S::zero();
     for (int l = 0; l < W; ++l) {
       Lane& own = lane_[l];
@@ -115,7 +115,7 @@ class AdaptiveBackward {
       for (int64_t m = 0; m < b_.count; ++m) b_.grad_t[(row_ + l) * b_.count + m] = 0;
   }
 
-  // The states of the segments' nodes. Lanes without a segment get a state with a finite slope.
+  // The states of the segments' nodes. Lanes without a segment get a state with a finite derivative.
   void compute_states(int64_t longest) {
     const int64_t count = step_.count();
     for (int64_t d = 0; d < node_size_; ++d) {
@@ -124,7 +124,8 @@ class AdaptiveBackward {
         const Lane& own = lane_[l];
         if (own.nodes == 0) state[l] = T(d < count);
         else
-          state[l] = d < 2 * count || own.first < own.steps ? saved(l, own.first)[d] : T(0);  // the end has one slope
+          state[l] =
+              d < 2 * count || own.first < own.steps ? saved(l, own.first)[d] : T(0);  // the end has one derivative
       }
       nodes_[d] = S::load(state);
     }
@@ -137,7 +138,7 @@ class AdaptiveBackward {
       }
       Reg *before = nodes_ + (i - 1) * node_size_, *here = nodes_ + i * node_size_;
       if constexpr (Step::kImplicit) {
-        load_slopes(before);
+        load_derivatives(before);
         step_.end(before, S::load(h), here);
         for (int64_t d = 0; d < count; ++d) step_.k(0)[d] = step_.k(kStages - 1)[d];
         step_.linearise(here);
@@ -150,7 +151,7 @@ class AdaptiveBackward {
       }
     }
   }
-  void load_slopes(const Reg* node) {
+  void load_derivatives(const Reg* node) {
     for (int64_t d = 0; d < step_.count() * kStages; ++d) step_.k(0)[d] = node[step_.count() + d];
   }
   // What was saved of lane l at a node.
@@ -177,20 +178,20 @@ class AdaptiveBackward {
     step_.begin(u);
     if (steps) {
       step_.run(u, h_reg, kStages - 2);
-      for (int64_t d = 0; d < count; ++d) step_.k(6)[d] = last_slope_[d];
+      for (int64_t d = 0; d < count; ++d) step_.k(6)[d] = last_derivative_[d];
     }
     if (b_.grad_t != nullptr && steps) times_within(i);
     gather(i);
     const int stages = steps ? kStages - 1 : 1;
     for (int stage = stages - 1; stage >= 0; --stage) {
-      for (int64_t d = 0; d < count; ++d) dk_[d] = slope_gradient(stage, d, h_reg, before, stages);
-      step_.units().pull({step_.stage(stage).at, Step::kScratchStride}, dk_, dv_ + stage * count);
+      for (int64_t d = 0; d < count; ++d) dk_[d] = derivative_gradient(stage, d, h_reg, before, stages);
+      step_.units().vjp({step_.stage(stage).at, Step::kScratchStride}, dk_, dv_ + stage * count);
     }
     for (int64_t d = 0; d < count; ++d) {
       Reg sum = g_[d];
       for (int stage = 0; stage < stages; ++stage) sum = sum + dv_[stage * count + d];
       g_[d] = sum + inside_[kPowers * count + d] + at_node_[d];
-      last_slope_[d] = step_.k(0)[d];
+      last_derivative_[d] = step_.k(0)[d];
       for (int p = 0; p < kInside; ++p) inside_[p * count + d] = before_[p * count + d];
     }
   }
@@ -208,7 +209,7 @@ class AdaptiveBackward {
       any = true;
     }
     const Reg *node = nodes_ + i * node_size_, size = S::load(h);
-    load_slopes(node);
+    load_derivatives(node);
     for (int64_t n = 0; n < count * kInside; ++n) inside_[n] = S::zero();
     while (any && output_within(i, node, size)) {
     }
@@ -216,26 +217,26 @@ class AdaptiveBackward {
     const Reg is_step = S::load(steps);
     if (any) {
       for (int stage = kStages - 1; stage >= 0; --stage) {
-        for (int64_t d = 0; d < count; ++d) dk_[d] = implicit_slope_gradient(stage, d, size);
+        for (int64_t d = 0; d < count; ++d) dk_[d] = implicit_derivative_gradient(stage, d, size);
         if (stage == 0) break;
         Reg* dv = dv_ + stage * count;
-        pull_stage(step_.state(stage, node, size), size, is_step, dv);
+        stage_vjp(step_.state(stage, node, size), size, is_step, dv);
         for (int64_t d = 0; stage == kStages - 1 && d < count; ++d) dv[d] = dv[d] + g_[d];
       }
       for (int64_t d = 0; d < count; ++d) {
         Reg sum = S::zero();
         for (int stage = 1; stage < kStages; ++stage) sum = sum + dv_[stage * count + d];
         g_[d] = S::select(is_step > S::zero(), sum, g_[d]);
-        last_slope_[d] = S::select(is_step > S::zero(), dk_[d], last_slope_[d]);
+        last_derivative_[d] = S::select(is_step > S::zero(), dk_[d], last_derivative_[d]);
       }
     }
     for (int64_t d = 0; d < count; ++d) g_[d] = g_[d] + inside_[kPowers * count + d] + at_node_[d];
   }
   // dv = J(v)' l of (1 - h g J(v))' l = dk, where `open`; adds to the weights' gradients.
-  void pull_stage(const Reg* v, Reg h, Reg open, Reg* dv) {
+  void stage_vjp(const Reg* v, Reg h, Reg open, Reg* dv) {
     step_.solve_transposed(v, h, dk_);
     for (int64_t d = 0; d < step_.count(); ++d) dk_[d] = S::select(open > S::zero(), dk_[d], S::zero());
-    step_.units().pull(step_.pulled(), dk_, dv);
+    step_.units().vjp(step_.saved_stage(), dk_, dv);
   }
   // The last of the times within each lane's step from node i that has not been visited; whether there was one.
   bool output_within(int64_t i, const Reg* node, Reg h) {
@@ -263,14 +264,14 @@ class AdaptiveBackward {
       of_output_[d] = dk_[d];
       dk_[d] = scaled * dk_[d];
     }
-    pull_stage(output_, h, S::load(open), dv_);
+    stage_vjp(output_, h, S::load(open), dv_);
     step_.interpolant();
     Reg change = S::zero();
     for (int64_t d = 0; d < count; ++d) {
       const Reg dv = of_output_[d] + dv_[d];
-      Reg slope = S::zero(), power = dv;
-      for (int p = kPowers - 1; p >= 0; --p) slope = S::fma(slope, at_x, S::set1(T(p + 1)) * step_.q(p, d));
-      change = S::fma(slope, dv, change);
+      Reg derivative = S::zero(), power = dv;
+      for (int p = kPowers - 1; p >= 0; --p) derivative = S::fma(derivative, at_x, S::set1(T(p + 1)) * step_.q(p, d));
+      change = S::fma(derivative, dv, change);
       inside_[kPowers * count + d] = inside_[kPowers * count + d] + dv;
       for (int p = 0; p < kPowers; ++p)
         inside_[p * count + d] = S::fma(at_x, power, inside_[p * count + d]), power = power * at_x;
@@ -279,8 +280,9 @@ class AdaptiveBackward {
       if (open[l] != T(0)) b_.grad_t[(row_ + l) * b_.count + lane_[l].to] = double(T(change[l]));
     return true;
   }
-  // dk of a stage; of the last one with the gradient that the next step's first slope has, `last_slope_` here.
-  Reg implicit_slope_gradient(int stage, int64_t d, Reg h) {
+  // dk of a stage; of the last one with the gradient that the next step's first derivative has, `last_derivative_`
+  // here.
+  Reg implicit_derivative_gradient(int stage, int64_t d, Reg h) {
     const int64_t count = step_.count();
     const bool is_last = stage == kStages - 1;
     Reg sum = is_last ? S::set1(T(b_.pair.diagonal())) * g_[d] : S::zero();
@@ -288,23 +290,23 @@ class AdaptiveBackward {
       sum = S::fma(S::set1(T(b_.pair.a(j - 1, stage))), dv_[j * count + d], sum);
     for (int p = 0; p < kPowers; ++p) sum = S::fma(S::set1(T(b_.pair.dense(stage, p))), inside_[p * count + d], sum);
     if (stage == 0) sum = S::fma(-S::set1(T(b_.pair.diagonal())), inside_[kPowers * count + d], sum);
-    return is_last ? S::fma(h, sum, last_slope_[d]) : h * sum;
+    return is_last ? S::fma(h, sum, last_derivative_[d]) : h * sum;
   }
-  // The gradient of the first slope, of the lanes that have steps.
-  void pull_first_slope() {
+  // The gradient of the first derivative, of the lanes that have steps.
+  void first_derivative_vjp() {
     const int64_t count = step_.count();
     for (int64_t d = 0; d < count; ++d) {
       alignas(64) T state[W];
       for (int l = 0; l < W; ++l) state[l] = lane_[l].segments > 0 ? saved(l, 0)[d] : T(1);
       dk_[d] = S::load(state);
     }
-    step_.units().slope(dk_, step_.k(0), step_.stage(0));
-    step_.units().pull(step_.pulled(), last_slope_, dv_);
+    step_.units().rhs(dk_, step_.k(0), step_.stage(0));
+    step_.units().vjp(step_.saved_stage(), last_derivative_, dv_);
     for (int64_t d = 0; d < count; ++d) g_[d] = g_[d] + dv_[d];
   }
 
   // dk of a stage.
-  Reg slope_gradient(int stage, int64_t d, Reg h, Reg before, int stages) {
+  Reg derivative_gradient(int stage, int64_t d, Reg h, Reg before, int stages) {
     const int64_t count = step_.count();
     Reg sum = S::set1(T(b_.pair.a(kStages - 2, stage))) * g_[d];
     for (int j = stage + 1; j < stages; ++j)
@@ -356,7 +358,7 @@ class AdaptiveBackward {
     }
   }
 
-  // The gradients of the times within the steps from the nodes: the interpolant's slope there, times the state's.
+  // The gradients of the times within the steps from the nodes: the interpolant's derivative there, times the state's.
   void times_within(int64_t i) {
     step_.interpolant();
     for (int l = 0; l < lanes_; ++l) {
@@ -367,9 +369,9 @@ class AdaptiveBackward {
         const double x = (b_.t[m] - begin) / h;
         double change = 0;
         for (int64_t d = 0; d < step_.count(); ++d) {
-          double slope = 0;
-          for (int p = kPowers - 1; p >= 0; --p) slope = slope * x + (p + 1) * double(T(step_.q(p, d)[l]));
-          change += slope * double(b_.grad_path[at(l, m) + d]);
+          double derivative = 0;
+          for (int p = kPowers - 1; p >= 0; --p) derivative = derivative * x + (p + 1) * double(T(step_.q(p, d)[l]));
+          change += derivative * double(b_.grad_path[at(l, m) + d]);
         }
         b_.grad_t[(row_ + l) * b_.count + m] = change;
       }
@@ -379,7 +381,7 @@ class AdaptiveBackward {
   const OdeAdaptiveBackward<T>& b_;
   Step step_;
   const int64_t node_size_;  // registers
-  Scratch<Reg> nodes_, dv_, dk_, last_slope_, g_, inside_, before_, at_node_, output_, of_output_;
+  Scratch<Reg> nodes_, dv_, dk_, last_derivative_, g_, inside_, before_, at_node_, output_, of_output_;
   Lane lane_[W];
   int64_t row_ = 0;
   int lanes_ = 0;

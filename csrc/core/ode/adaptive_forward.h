@@ -55,15 +55,15 @@ class AdaptiveForward {
     step_.units().pack(row_, lanes_);
     step_.units().load(f_.u0 + row_ * features(), features(), lanes_, u_);
     step_.begin(u_);
-    Reg of_state = S::zero(), of_slope = S::zero(), of_bend = S::zero();
+    Reg of_state = S::zero(), of_derivative = S::zero(), of_bend = S::zero();
     alignas(64) T d0[W], d1[W], d2[W], h[W] = {};
     for (int64_t d = 0; d < count; ++d) {
-      const Reg unit = scale(S::abs(u_[d])), state = u_[d] / unit, slope = step_.k(0)[d] / unit;
+      const Reg unit = scale(S::abs(u_[d])), state = u_[d] / unit, derivative = step_.k(0)[d] / unit;
       of_state = S::fma(state, state, of_state);
-      of_slope = S::fma(slope, slope, of_slope);
+      of_derivative = S::fma(derivative, derivative, of_derivative);
     }
     S::store(d0, of_state);
-    S::store(d1, of_slope);
+    S::store(d1, of_derivative);
     for (int l = 0; l < lanes_; ++l) {
       bool finite = true;
       for (int64_t d = 0; d < count; ++d) finite &= std::isfinite(step_.k(0)[d][l]);
@@ -74,7 +74,7 @@ class AdaptiveForward {
       next_[l] = 1;
     }
     for (int64_t d = 0; d < count; ++d) out_[d] = S::fma(S::load(h), step_.k(0)[d], u_[d]);
-    step_.units().slope(out_, step_.k(1), step_.stage(1));
+    step_.units().rhs(out_, step_.k(1), step_.stage(1));
     for (int64_t d = 0; d < count; ++d) {
       const Reg bend = (step_.k(1)[d] - step_.k(0)[d]) / scale(S::abs(u_[d]));
       of_bend = S::fma(bend, bend, of_bend);
@@ -90,7 +90,7 @@ class AdaptiveForward {
   int64_t at(int l, int64_t m) const { return ((row_ + l) * f_.count + m) * features(); }
 
   // The least unit of the errors: 0 but in the lanes where a state of at most kOdeJump eps changes its sign.
-  Reg least_unit() const {
+  Reg min_unit() const {
     const Reg jump = S::set1(T(kOdeJump * double(f_.inputs.eps)));
     Reg least = S::zero();
     for (int64_t d = 0; d < step_.count(); ++d) {
@@ -106,7 +106,7 @@ class AdaptiveForward {
   // Which lanes' steps are accepted; whether any is.
   bool judge(Reg h) {
     Reg errors = S::zero(), apart = S::zero(), bend = S::zero();
-    const Reg least = least_unit(), *last = step_.v(6);
+    const Reg least = min_unit(), *last = step_.v(6);
     for (int64_t d = 0; d < step_.count(); ++d) {
       Reg error = S::zero();
       for (int j = 0; j < OdePair::kStages; ++j)
@@ -209,7 +209,8 @@ class AdaptiveForward {
     }
     saved.times[n - 1] = control_[l].time;
   }
-  // The state of lane l before its step n, if it is one that is saved; of an implicit method with the step's slopes.
+  // The state of lane l before its step n, if it is one that is saved; of an implicit method with the step's
+  // derivatives.
   void keep(int l, int64_t n) {
     if (f_.saved == nullptr || n % f_.every != 0) return;
     OdeSaved<T>& saved = f_.saved[row_ + l];

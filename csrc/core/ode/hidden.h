@@ -27,7 +27,7 @@ class HiddenLanes {
         scratch_(2 * registers() * W),
         log_(registers() * W),
         turn_(registers() * W),
-        slope_(registers() * W) {}
+        derivative_(registers() * W) {}
 
   int64_t registers() const { return ceil_div(features(), W); }
   int64_t stage_size() const {
@@ -76,7 +76,7 @@ class HiddenLanes {
   }
 
   // k = A npu(v); keeps the stage.
-  void slope(const Reg* v, Reg* k, const Stage<T, T*>& stage) {
+  void rhs(const Reg* v, Reg* k, const Stage<T, T*>& stage) {
     const int64_t d_count = features(), count = registers();
     const bool complex = in_.complex();
     const Reg eps = S::set1(in_.eps);
@@ -122,12 +122,12 @@ class HiddenLanes {
   }
 
   // dv = J' dk; adds to the weights' gradients.
-  void pull(const Stage<T, const T*>& stage, const Reg* dk, Reg* dv) {
+  void vjp(const Stage<T, const T*>& stage, const Reg* dk, Reg* dv) {
     const int64_t d_count = features(), count = registers();
     const bool complex = in_.complex();
     const Reg eps = S::set1(in_.eps), pi = S::set1(T(kPi));
     for (int64_t r = 0; r < count; ++r) {
-      S::store(slope_ + r * W, dk[r]);
+      S::store(derivative_ + r * W, dk[r]);
       S::store(log_ + r * W, stage.load(log_at() + r));
       dv[r] = stage.load(r);
     }
@@ -140,9 +140,9 @@ class HiddenLanes {
       const Reg y = stage.load(y_at() + r), s = stage.load(s_at() + r);
       Reg dy = S::zero();
       for (int64_t d = 0; d < d_count; ++d) {
-        const Reg slope = S::set1(slope_[d]);
-        dy = S::fma(w[3 * d + 2], slope, dy);
-        grad[3 * d + 2] = S::fma(slope, y, grad[3 * d + 2]);
+        const Reg derivative = S::set1(derivative_[d]);
+        dy = S::fma(w[3 * d + 2], derivative, dy);
+        grad[3 * d + 2] = S::fma(derivative, y, grad[3 * d + 2]);
       }
       const Reg dp = dy * y, dq = -dy * s;
       for (int64_t d = 0; d < d_count; ++d) {
@@ -214,7 +214,7 @@ class HiddenLanes {
   const int64_t units_;           // registers of hidden units
   Scratch<Reg> weights_, grads_;  // [units][D][3]: Wr, Wi, A'
   Scratch<Reg> gate_, grad_gate_, scratch_;
-  Scratch<T> log_, turn_, slope_;  // a stage's features one by one
+  Scratch<T> log_, turn_, derivative_;  // a stage's features one by one
 };
 
 }  // namespace NPU_ISA

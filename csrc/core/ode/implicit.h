@@ -1,10 +1,10 @@
-// The steps of an implicit pair, one whose stages depend on their own slopes: of a register of trajectories.
+// The steps of an implicit pair, one whose stages depend on their own derivatives: of a register of trajectories.
 //
 //   v_i = w_i + h g k_i    w_i = u + h sum_{j < i} a_ij k_j    k_i = f(v_i)
 //
-// Newton's iteration with one matrix for all stages of a step, 1 - h g J(u), on the slopes: k loses no digits where h
-// is small, and is no f(v), which would multiply v's error by a stiff model's rates. So k_7 is the next step's k_1.
-// npu_kernels/ode/_implicit.py has the formulas.
+// Newton's iteration with one matrix for all stages of a step, 1 - h g J(u), on the derivatives: k loses no digits
+// where h is small, and is no f(v), which would multiply v's error by a stiff model's rates. So k_7 is the next step's
+// k_1. npu_kernels/ode/_implicit.py has the formulas.
 #pragma once
 
 #include "ode/adaptive.h"
@@ -104,14 +104,14 @@ class ImplicitStep : public PairStep<T, Units> {
         jacobian_(count() * count()),
         unit_(count()),
         w_(count()),
-        slope_(count()),
+        derivative_(count()),
         change_(count()),
         matrix_(count()) {
     double nodes[kStages] = {};
     for (int i = 1; i < kStages; ++i) {
       nodes[i] = pair.diagonal();
       for (int j = 0; j < i; ++j) nodes[i] += pair.a(i - 1, j);
-      for (int j = 0; j < i; ++j) {  // the polynomial through the slopes before, at this stage's time
+      for (int j = 0; j < i; ++j) {  // the polynomial through the derivatives before, at this stage's time
         guess_[i][j] = 1;
         for (int m = 0; m < i; ++m)
           if (m != j) guess_[i][j] *= (nodes[i] - nodes[m]) / (nodes[j] - nodes[m]);
@@ -120,10 +120,10 @@ class ImplicitStep : public PairStep<T, Units> {
     middle_ = nodes[4];
   }
 
-  // The Jacobian at a state, whose slope is not wanted.
+  // The Jacobian at a state, whose derivative is not wanted.
   void linearise(const Reg* u) {
-    units().slope(u, change_, stage(0));
-    units().jacobian(pulled(), jacobian_);
+    units().rhs(u, change_, stage(0));
+    units().jacobian(saved_stage(), jacobian_);
   }
   // Steps of size h from u, where `linearise` was, in the lanes where h is not 0.
   void run(const Reg* u, const T* h) {
@@ -144,35 +144,35 @@ class ImplicitStep : public PairStep<T, Units> {
       for (int64_t d = 0; d < count(); ++d) v(i)[d] = S::fma(scaled, k(i)[d], w_[d]);
     }
   }
-  // Whether the step of lane l has a solution, and a step without one is not finite; how many slopes it took.
+  // Whether the step of lane l has a solution, and a step without one is not finite; how many derivatives it took.
   bool solved(int l) const { return lanes_[l].runs; }
   bool broken(int l) const { return lanes_[l].broken; }
   int64_t evaluations(int l) const { return lanes_[l].evaluations; }
 
-  // The end of a step whose slopes are known, to the bit.
+  // The end of a step whose derivatives are known, to the bit.
   void end(const Reg* u, Reg h, Reg* to) { place(kStages - 1, u, h, to); }
-  // The state of stage i, whose slopes are known.
+  // The state of stage i, whose derivatives are known.
   const Reg* state(int i, const Reg* u, Reg h) {
     place(i, u, h, v(i));
     return v(i);
   }
-  // Solves (1 - h g J(v))' x = dk; x overwrites dk. Leaves in stage(0) what `pull` needs of v.
+  // Solves (1 - h g J(v))' x = dk; x overwrites dk. Leaves in stage(0) what `vjp` needs of v.
   void solve_transposed(const Reg* v, Reg h, Reg* dk) {
     const Reg scaled = diagonal() * h;
-    units().slope(v, change_, stage(0));
-    units().jacobian(pulled(), jacobian_);
+    units().rhs(v, change_, stage(0));
+    units().jacobian(saved_stage(), jacobian_);
     for (int64_t r = 0; r < count(); ++r)
       for (int64_t c = 0; c < count(); ++c) matrix_.at(r, c) = S::set1(T(r == c)) - scaled * jacobian_[c * count() + r];
     matrix_.factor();
     matrix_.solve(dk);
   }
-  Stage<T, const T*> pulled() { return {stage(0).at, Units::kScratchStride}; }
+  Stage<T, const T*> saved_stage() { return {stage(0).at, Units::kScratchStride}; }
 
   // The state at the share x of a step of size h, in the lanes of `open`: a stage of its own, so that what a stiff
-  // model binds together it binds there, too. Its slopes before are the interpolant's, and - g k_1.
+  // model binds together it binds there, too. Its derivatives before are the interpolant's, and - g k_1.
   void output(const Reg* u, Reg h, Reg x, T* open, Reg* to) {
-    // The guess is a parabola through three slopes; a slope that Newton's iteration does not find stays where it got
-    // to.
+    // The guess is a parabola through three derivatives; a derivative that Newton's iteration does not find stays where
+    // it got to.
     const Reg off = x - S::set1(T(middle_)), rest = x - S::set1(T(1));
     const Reg first = off * rest / S::set1(T(middle_)), last = x * off / S::set1(T(1 - middle_));
     const Reg between = x * rest / S::set1(T(middle_ * (middle_ - 1)));
@@ -180,11 +180,11 @@ class ImplicitStep : public PairStep<T, Units> {
       Reg sum = q(kPowers - 1, d);
       for (int p = kPowers - 2; p >= 0; --p) sum = S::fma(sum, x, q(p, d));
       w_[d] = S::fma(h, S::fma(sum, x, -diagonal() * k(0)[d]), u[d]);
-      slope_[d] = S::fma(first, k(0)[d], S::fma(between, k(4)[d], last * k(kStages - 1)[d]));
+      derivative_[d] = S::fma(first, k(0)[d], S::fma(between, k(4)[d], last * k(kStages - 1)[d]));
     }
     for (int l = 0; l < W; ++l) lanes_[l].runs = open[l] != T(0);
-    solve(slope_, to, stage(1), diagonal() * h);
-    for (int64_t d = 0; d < count(); ++d) to[d] = S::fma(diagonal() * h, slope_[d], w_[d]);
+    solve(derivative_, to, stage(1), diagonal() * h);
+    for (int64_t d = 0; d < count(); ++d) to[d] = S::fma(diagonal() * h, derivative_[d], w_[d]);
   }
 
  private:
@@ -200,8 +200,8 @@ class ImplicitStep : public PairStep<T, Units> {
     advance(i - 1, u, h, to);
     for (int64_t d = 0; d < count(); ++d) to[d] = S::fma(scaled, k(i)[d], to[d]);
   }
-  // The slope of a stage of the state w + h g k, from its guess on, in the lanes that run. v: for its states.
-  void solve(Reg* slope, Reg* v, const Stage<T, T*>& stage, Reg scaled) {
+  // The derivative of a stage of the state w + h g k, from its guess on, in the lanes that run. v: for its states.
+  void solve(Reg* derivative, Reg* v, const Stage<T, T*>& stage, Reg scaled) {
     alignas(64) T open[W] = {};
     bool any = false;
     for (int l = 0; l < W; ++l) {
@@ -210,16 +210,16 @@ class ImplicitStep : public PairStep<T, Units> {
     }
     for (int iteration = 0; any; ++iteration) {
       const auto is_open = S::load(open) > S::zero();
-      for (int64_t d = 0; d < count(); ++d) v[d] = S::fma(scaled, slope[d], w_[d]);
-      units().slope(v, change_, stage);
-      for (int64_t d = 0; d < count(); ++d) change_[d] = change_[d] - slope[d];
+      for (int64_t d = 0; d < count(); ++d) v[d] = S::fma(scaled, derivative[d], w_[d]);
+      units().rhs(v, change_, stage);
+      for (int64_t d = 0; d < count(); ++d) change_[d] = change_[d] - derivative[d];
       matrix_.solve(change_);
       Reg sum = S::zero(), farthest = S::zero();
       for (int64_t d = 0; d < count(); ++d) {
         const Reg moved = S::abs(scaled * change_[d]), size = moved / unit_[d];
         sum = S::fma(size, size, sum);
         farthest = S::select(moved > farthest, moved, farthest);
-        slope[d] = S::select(is_open, slope[d] + change_[d], slope[d]);
+        derivative[d] = S::select(is_open, derivative[d] + change_[d], derivative[d]);
       }
       alignas(64) T sums[W], farthests[W];
       S::store(sums, sum);
@@ -234,7 +234,7 @@ class ImplicitStep : public PairStep<T, Units> {
       }
     }
   }
-  // Whether a lane needs another change after one of this size. small: as that of a slope that jumps.
+  // Whether a lane needs another change after one of this size. small: as that of a derivative that jumps.
   bool judge(Lane& lane, double size, bool small, int iteration) {
     ++lane.evaluations;
     lane.rate = iteration > 0 ? size / lane.before : std::fmax(lane.rate, kMinRate);
@@ -250,7 +250,7 @@ class ImplicitStep : public PairStep<T, Units> {
 
   const double rtol_, atol_, bound_, jump_;
   double guess_[kStages][kStages] = {}, middle_;  // middle_: the time of k_5
-  Scratch<Reg> jacobian_, unit_, w_, slope_, change_;
+  Scratch<Reg> jacobian_, unit_, w_, derivative_, change_;
   LaneMatrix<T> matrix_;
   Lane lanes_[W];
 };

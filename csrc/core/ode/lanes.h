@@ -1,15 +1,15 @@
 // The right side of u' = A npu(u) and its transposed Jacobian, for one register of trajectories: a lane is one start of
 // one model, with weights of its own.
 //
-//   slope     r = g (|v| + eps) + (1 - g)    L = log r    t = pi g where v < 0, else 0
+//   rhs       r = g (|v| + eps) + (1 - g)    L = log r    t = pi g where v < 0, else 0
 //             P = Wr L - Wi t    Q = Wi L + Wr t    y = exp(P) cos(Q)    s = exp(P) sin(Q)    k = A y
-//   pull      dy = A' dk    dP = dy y    dQ = -dy s    dA += dk y'
+//   vjp       dy = A' dk    dP = dy y    dQ = -dy s    dA += dk y'
 //             dWr += dP L' + dQ t'    dWi += dQ L' - dP t'    dL = Wr' dP + Wi' dQ    dr = dL / r    dv = dr g sign(v)
 //             dg += dr (|v| + eps - 1) + pi sum_o (Wr dQ - Wi dP) where v < 0
 //
 //   jacobian  J = A (diag(y) Wr - diag(s) Wi) diag(g sign(v) / r)
 //
-// sign(0) is 1: from the right the slope is the exact one of whole powers.
+// sign(0) is 1: from the right the derivative is the exact one of whole powers.
 //
 // A lane never depends on another one: where some are negative, the terms of the others are masked, not multiplied by
 // 0.
@@ -60,7 +60,7 @@ class Lanes {
       store_columns<T>(to + d, stride, lanes, int(min<int64_t>(W, features() - d)), from + d);
   }
 
-  // The weights of the models of rows [first, first + lanes). Lanes without a row get zeros: their slope is 0.
+  // The weights of the models of rows [first, first + lanes). Lanes without a row get zeros: their derivative is 0.
   void pack(int64_t first, int lanes) {
     const int64_t d_count = features(), h = in_.hidden;
     int64_t models[W];
@@ -92,7 +92,7 @@ class Lanes {
   }
 
   // k = A npu(v); keeps the stage.
-  void slope(const Reg* v, Reg* k, const Stage<T, T*>& stage) {
+  void rhs(const Reg* v, Reg* k, const Stage<T, T*>& stage) {
     const int64_t d_count = features(), h = in_.hidden;
     const bool complex = in_.complex();
     const Reg eps = S::set1(in_.eps), pi = S::set1(T(kPi));
@@ -138,7 +138,7 @@ class Lanes {
   }
 
   // dv = J' dk; adds to the weights' gradients.
-  void pull(const Stage<T, const T*>& stage, const Reg* dk, Reg* dv) {
+  void vjp(const Stage<T, const T*>& stage, const Reg* dk, Reg* dv) {
     const int64_t d_count = features(), h = in_.hidden;
     const bool complex = in_.complex();
     const Reg eps = S::set1(in_.eps), pi = S::set1(T(kPi));

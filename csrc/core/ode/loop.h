@@ -82,12 +82,12 @@ class Loop {
     for (int64_t n = 0;; ++n) {
       units_.store(f.trajectory + row * stride + n * in_.features, stride, lanes, u_);
       if (n == in_.steps && f.derivatives == nullptr) break;
-      units_.slope(u_, k_, stage(f.stages, n, 0, place));
+      units_.rhs(u_, k_, stage(f.stages, n, 0, place));
       if (f.derivatives != nullptr) units_.store(f.derivatives + row * stride + n * in_.features, stride, lanes, k_);
       if (n == in_.steps) break;
       for (int64_t i = 1; i < in_.stages; ++i) {
         tableau_.advance(i - 1, u_, k_, count, v_);
-        units_.slope(v_, k_ + i * count, stage(f.stages, n, i, place));
+        units_.rhs(v_, k_ + i * count, stage(f.stages, n, i, place));
       }
       tableau_.advance(in_.stages - 1, u_, k_, count, u_);
     }
@@ -113,7 +113,7 @@ class Loop {
               if (tableau_.at(j - 1, i) != 0)
                 dk[d] = S::fma(S::set1(tableau_.scaled(j - 1, i)), v_[j * count + d], dk[d]);
           }
-          units_.pull(stage(b.stages, n, i, place), dk, v_ + i * count);
+          units_.vjp(stage(b.stages, n, i, place), dk, v_ + i * count);
         }
         for (int64_t i = 0; i < stages; ++i)
           for (int64_t d = 0; d < count; ++d) g_[d] = g_[d] + v_[i * count + d];
@@ -137,10 +137,10 @@ class Loop {
   void compute_again(const T* state, int64_t stride, int64_t stages, int lanes) {
     const int64_t count = units_.registers();
     units_.load(state, stride, lanes, u_);
-    units_.slope(u_, k_, stage<T*>(nullptr, 0, 0, 0));
+    units_.rhs(u_, k_, stage<T*>(nullptr, 0, 0, 0));
     for (int64_t i = 1; i < stages; ++i) {
       tableau_.advance(i - 1, u_, k_, count, v_);
-      units_.slope(v_, k_ + i * count, stage<T*>(nullptr, 0, i, 0));
+      units_.rhs(v_, k_ + i * count, stage<T*>(nullptr, 0, i, 0));
     }
   }
 

@@ -26,7 +26,7 @@ class StepControl {
   double h, next_time;  // of the step to try
 
   StepControl() : time(0), size(0), status(kDone) {}
-  // From the root mean squares of the start and of its slope, in units of the tolerance: Hairer's first guess.
+  // From the root mean squares of the start and of its derivative, in units of the tolerance: Hairer's first guess.
   void begin(double first, double last, double d0, double d1, bool finite) {
     time = first;
     end_ = last;
@@ -37,7 +37,7 @@ class StepControl {
     status = finite ? kRunning : kNotFinite;
   }
   double first_guess() const { return sign() * h0_; }
-  // bend: the root mean square of the slope's change over the first guess.
+  // bend: the root mean square of the derivative's change over the first guess.
   void choose_first(double bend) {
     const double d2 = bend / h0_, most = d1_ > d2 ? d1_ : d2;
     double h1 = most <= 1e-15 ? std::fmax(1e-6, h0_ * 1e-3) : std::pow(0.01 / most, 0.2);

@@ -24,7 +24,7 @@ struct Simd : GenericSimd<T, Simd<T>> {
   static constexpr bool stores_masked = true;
   static constexpr int group_size = single ? 4 : 3;
   static constexpr bool sums_pairs = single;
-  static constexpr int most_zipped = single ? 8 : 5;
+  static constexpr int max_zipped = single ? 8 : 5;
 
   static NPU_INLINE Reg set1(T v) {
     if constexpr (single) return (Reg)_mm512_set1_ps(v);

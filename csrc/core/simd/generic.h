@@ -196,8 +196,8 @@ struct GenericSimd {
   }
 
   // `count` columns that lie row by row, in as many registers, to one register a column; and the reverse. Every result
-  // takes count - 1 permutes of two registers: fewer than a transpose up to most_zipped columns.
-  static constexpr int most_zipped = 2;
+  // takes count - 1 permutes of two registers: fewer than a transpose up to max_zipped columns.
+  static constexpr int max_zipped = 2;
   template <int count>
   static NPU_INLINE void unzip(const Reg* rows, Reg* columns) {
     unzip_each(rows, columns, std::make_integer_sequence<int, count>{});
