@@ -207,9 +207,9 @@ def _time_loop(
 
     def run(functions: Any, *inputs: Tensor) -> list[Tensor]:
         flags = True, True, True
-        path, slopes, stages = functions.ode_forward(*inputs, tableau, steps, dt, eps, *flags)
-        backward = path, slopes, path, *inputs[1:], stages, tableau, dt, eps, True, False, 31
-        return [path, slopes, *functions.ode_backward(*backward)]
+        path, du_dt, stages = functions.ode_forward(*inputs, tableau, steps, dt, eps, *flags)
+        backward = path, du_dt, path, *inputs[1:], stages, tableau, dt, eps, True, False, 31
+        return [path, du_dt, *functions.ode_backward(*backward)]
 
     truth = run(ode_reference, *(operand.double() for operand in operands))
     kernels = SimpleNamespace(**_triton.launchers())

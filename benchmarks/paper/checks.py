@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.paper import tables
-from benchmarks.paper.summary import FEWEST, SAME, Statistic, interval, number, samples, wilson
+from benchmarks.paper.summary import MIN_RUNS, SAME, Statistic, interval, number, samples, wilson
 from benchmarks.paper.tables import Rows
 
 SURE = 0.975  # share of a bootstrap's samples from which on an order holds
@@ -101,7 +101,7 @@ def ranked(
 ) -> Check:  # fmt: skip
     """Judge an order of the statistics of groups of runs: `holds` gets a number of each group."""
     values = [of(group) for group in groups]
-    if any(len(group) < FEWEST for group in groups):
+    if any(len(group) < MIN_RUNS for group in groups):
         return order(subject, rule, values, None)
     drawn = zip(*(map(of, samples(group, key)) for key, group in enumerate(groups)), strict=True)
     return order(subject, rule, values, [holds(*sample) for sample in drawn])

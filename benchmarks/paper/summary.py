@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 DRAWS = 10_000  # samples of a bootstrap
-FEWEST = 6  # runs that have an interval
+MIN_RUNS = 6  # runs that have an interval
 SAME = "no difference"  # a verdict
 Statistic = Callable[[Sequence[float]], float]
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def interval(statistic: Statistic, values: Sequence[float]) -> tuple[float, floa
     The median's is exact, between two of the sorted values; the mean's comes from a bootstrap.
     """
     count = len(values)
-    if count < FEWEST:
+    if count < MIN_RUNS:
         return None
     if statistic is mean:
         drawn = means_of_samples(values)
@@ -56,7 +56,7 @@ def bootstrap(
 
     A run may be many values, which depend on one another: a sample has all of them or none.
     """
-    if len(runs) < FEWEST:
+    if len(runs) < MIN_RUNS:
         return None
     return quantiles([statistic(sample) for sample in samples(runs)])
 

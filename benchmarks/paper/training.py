@@ -94,8 +94,8 @@ def unpenalised(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
 
 
 # From a step (from 1) to x ``[B, I]`` or ``[K, B, I]``, and targets ``[K, B, O]``. One that gives
-# the rows of many steps at once has `many(step, most_steps)` too: x ``[K, steps * B, I]``, targets,
-# and the number of steps, at most `most_steps`.
+# the rows of many steps at once has `many(step, max_steps)` too: x ``[K, steps * B, I]``, targets,
+# and the number of steps, at most `max_steps`.
 Data = Callable[[int], tuple[Tensor, Tensor]]
 
 
@@ -164,10 +164,10 @@ class Training:
             if self._watch is not None and self.done == watched:
                 self.snapshots.append(self._watch(self))
 
-    def _steps(self, most_steps: int, optimizer: torch.optim.Optimizer) -> int:
-        """Make at most `most_steps` steps in one call; return how many."""
+    def _steps(self, max_steps: int, optimizer: torch.optim.Optimizer) -> int:
+        """Make at most `max_steps` steps in one call; return how many."""
         before = self.done
-        x, y, steps = self.data.many(before + 1, most_steps)  # type: ignore[attr-defined]
+        x, y, steps = self.data.many(before + 1, max_steps)  # type: ignore[attr-defined]
         for state in optimizer.state.values():
             state["step"].fill_(before)
         penalties = {

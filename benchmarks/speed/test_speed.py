@@ -38,7 +38,7 @@ CASES = {
     )
 }
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's compiler
-least_seconds: dict[tuple[str, str], float] = {}  # by case and program, of this run
+min_seconds: dict[tuple[str, str], float] = {}  # by case and program, of this run
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_speed(benchmark: Any, name: str, program: str) -> None:
     benchmark.group = name
     benchmark(workload.run)
     if benchmark.stats is not None:
-        least_seconds[name, program] = benchmark.stats.stats.min
+        min_seconds[name, program] = benchmark.stats.stats.min
 
 
 def kept_ratios(files: list[Path], instruction_set: str) -> dict[str, float]:
@@ -87,12 +87,12 @@ def kept_ratios(files: list[Path], instruction_set: str) -> dict[str, float]:
 @pytest.mark.parametrize("name", CASES)
 def test_ratio(name: str) -> None:
     """A ratio that is too low is measured again: other work may have had the core."""
-    if not {(name, OURS), (name, EAGER)} <= least_seconds.keys():
+    if not {(name, OURS), (name, EAGER)} <= min_seconds.keys():
         pytest.skip("ours and eager were not both timed")
     instruction_set = torch.backends.cpu.get_cpu_capability()
     ratios = kept_ratios(sorted(RESULTS.glob("speed-*.json")), instruction_set)
     lowest = LOWEST_SHARE * ratios[name]
-    ratio = least_seconds[name, EAGER] / least_seconds[name, OURS]
+    ratio = min_seconds[name, EAGER] / min_seconds[name, OURS]
     if ratio < lowest:
         operands = draw(CASES[name])
         runs = {p: rivals.build(p, CASES[name], operands).run for p in (OURS, EAGER)}

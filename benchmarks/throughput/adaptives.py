@@ -111,8 +111,8 @@ def diffrax(case: Case, operands: Operands) -> Workload:
 
     @jax.jit
     def step(grad: Any, t: Any, *inputs: Any) -> Any:
-        y, pull = jax.vjp(lambda *leaves: all_models(*leaves, t), *inputs)
-        return y, *pull(grad)
+        y, vjp = jax.vjp(lambda *leaves: all_models(*leaves, t), *inputs)
+        return y, *vjp(grad)
 
     def run() -> Any:
         return jax.block_until_ready(step(grad, t, *inputs))

@@ -9,9 +9,10 @@ Passes
   rollout  u' = NAU(NPU(u)), forward and backward over all Euler steps, in float64
            (size: steps x D x h x K)
   adaptive the same by adaptive steps of Dormand and Prince's pair (size: times x D x h x K)
-  slope    the gradient of a loss with dy/dx in it (benchmarks.throughput.derivatives)
   hvp      the Hessian of a loss times a vector
   jvp      y and its change along a direction in x
+  double-backward
+           the gradient of a loss with dy/dx in it (benchmarks.throughput.derivatives)
 
 A `Workload` is what is timed of a rival: a pass of its module or function, and the results.
 """
@@ -30,10 +31,11 @@ from torch import Tensor, nn
 from npu_kernels import layers
 from npu_kernels._operators import ops
 
-PASSES = FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE, SLOPE, HVP, JVP = (
-    "forward", "step", "train", "run", "rollout", "adaptive", "slope", "hvp", "jvp",
+PASSES = FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE, DOUBLE_BACKWARD, HVP, JVP = (
+    "forward", "step", "train", "run", "rollout", "adaptive", "double-backward", "hvp", "jvp",
 )  # fmt: skip
-DERIVATIVES = SLOPE, HVP, JVP
+DERIVATIVES = DOUBLE_BACKWARD, HVP, JVP
+OLD_PASSES = {"slope": DOUBLE_BACKWARD}  # names in older results
 # The layers' default; the same in float64, so that an error is one of arithmetic.
 EPS = torch.finfo(torch.float32).eps
 
@@ -85,7 +87,8 @@ class Case:
 
     @staticmethod
     def from_dict(row: dict[str, Any]) -> Case:
-        return Case(row["layer"], row["kind"], Size.from_dict(row), row["signs"])
+        kind = OLD_PASSES.get(row["kind"], row["kind"])
+        return Case(row["layer"], kind, Size.from_dict(row), row["signs"])
 
 
 TINY = (Size(100, 6, 2), Size(100, 2, 6), Size(100, 100, 1), Size(100, 100, 100))
@@ -131,7 +134,8 @@ SHORT = (
 PASS_NAMES = {
     FORWARD: "forward", STEP: "forward and backward", TRAIN: "training step",
     RUN: "100 training steps", ROLLOUT: "rollout", ADAPTIVE: "adaptive rollout",
-    SLOPE: "gradient of a loss with dy/dx", HVP: "Hessian-vector product", JVP: "tangent of y",
+    DOUBLE_BACKWARD: "gradient of a loss with dy/dx", HVP: "Hessian-vector product",
+    JVP: "tangent of y",
 }  # fmt: skip
 
 

@@ -1,12 +1,13 @@
-"""The passes "slope", "hvp" and "jvp": derivatives of a layer beyond its gradient.
+"""The passes "double-backward", "hvp" and "jvp": derivatives of a layer beyond its gradient.
 
-slope  gradients by the parameters of mean(y^2) + mean((d sum(y) / dx)^2), as in losses of physics
 hvp    the Hessian of mean(y^2) by the parameters, times a vector
 jvp    y and its change along a direction in x, in forward mode, under no_grad
+double-backward
+       gradients by the parameters of mean(y^2) + mean((d sum(y) / dx)^2), as in losses of physics
 
 Ours and eager differentiate a function of x and the parameters with torch.autograd and its forward
-mode. torch.compile cannot compile "slope" and "hvp" so, and compiles the same with the transforms
-of torch.func.
+mode. torch.compile cannot compile "double-backward" and "hvp" written so. It compiles the same
+derivatives written with the transforms of torch.func.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, func
 from torch.autograd import forward_ad
 
-from benchmarks.throughput.cases import HVP, JVP, SLOPE, Operands, Workload, leaf
+from benchmarks.throughput.cases import DOUBLE_BACKWARD, HVP, JVP, Operands, Workload, leaf
 
 Function = Callable[..., Tensor]  # of x and the parameters
 
@@ -33,10 +34,10 @@ def _autograd(kind: str, function: Function, operands: Operands) -> Callable[[],
     x, parameters = leaf(operands.x), [leaf(p) for p in operands.parameters]
     along: Any = _direction(x) if kind == JVP else [_direction(p) for p in parameters]
 
-    def slope() -> Sequence[Tensor]:
+    def double_backward() -> Sequence[Tensor]:
         y = function(x, *parameters)
-        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        return torch.autograd.grad(y.square().mean() + slope.square().mean(), parameters)
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return torch.autograd.grad(y.square().mean() + gradient.square().mean(), parameters)
 
     def hvp() -> Sequence[Tensor]:
         loss = function(operands.x, *parameters).square().mean()
@@ -48,7 +49,7 @@ def _autograd(kind: str, function: Function, operands: Operands) -> Callable[[],
             y = function(forward_ad.make_dual(operands.x, along), *operands.parameters)
             return forward_ad.unpack_dual(y)
 
-    return {SLOPE: slope, HVP: hvp, JVP: jvp}[kind]
+    return {DOUBLE_BACKWARD: double_backward, HVP: hvp, JVP: jvp}[kind]
 
 
 def _transformed(
@@ -57,11 +58,11 @@ def _transformed(
     """A function for torch.compile, and its arguments."""
     x, parameters = operands.x, operands.parameters
 
-    def slope_loss(parameters: tuple[Tensor, ...], x: Tensor) -> Tensor:
-        pulled: Any = func.vjp(lambda x: function(x, *parameters), x)
-        y, pull = pulled
-        (slope,) = pull(torch.ones_like(y))
-        return y.square().mean() + slope.square().mean()
+    def loss_with_gradient(parameters: tuple[Tensor, ...], x: Tensor) -> Tensor:
+        result: Any = func.vjp(lambda x: function(x, *parameters), x)
+        y, vjp = result
+        (gradient,) = vjp(torch.ones_like(y))
+        return y.square().mean() + gradient.square().mean()
 
     def loss(parameters: tuple[Tensor, ...], x: Tensor) -> Tensor:
         return function(x, *parameters).square().mean()
@@ -72,8 +73,8 @@ def _transformed(
     def jvp(parameters: Any, x: Tensor, along: Tensor) -> Any:
         return func.jvp(lambda x: function(x, *parameters), (x,), (along,))
 
-    if kind == SLOPE:
-        return func.grad(slope_loss), (parameters, x)
+    if kind == DOUBLE_BACKWARD:
+        return func.grad(loss_with_gradient), (parameters, x)
     if kind == HVP:
         return hvp, (parameters, tuple(map(_direction, parameters)), x)
     return jvp, (parameters, x, _direction(x))

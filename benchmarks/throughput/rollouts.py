@@ -43,8 +43,8 @@ def ours(case: Case, operands: Operands) -> Workload:
 
 
 def _step(u: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
-    slope = reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=cases.EPS), weight)
-    return u + cases.ROLLOUT_DT * slope
+    du_dt = reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=cases.EPS), weight)
+    return u + cases.ROLLOUT_DT * du_dt
 
 
 def eager(case: Case, operands: Operands, compiled_steps: int = 0) -> Workload:

@@ -7,7 +7,7 @@ systems whose right sides are sums of products of powers: exactly the true coeff
 exponents are not 0. Noise is multiplicative, as in the published benchmark, and `ode.fit` is told
 so (`sigma="proportional"`). The equations are those of `ode.fit`, or of pysindy.
 
-pysindy is sparse regression of slopes on products (Brunton, Proctor and Kutz 2016). It is not
+pysindy is sparse regression of derivatives on products (Brunton, Proctor and Kutz 2016). It is not
 needed otherwise: ``pip install pysindy``. Its settings are those of `GRID`, in which the
 Bayesian information criterion of the trajectory from the first measured state chooses.
 """
@@ -72,11 +72,11 @@ def terms(system: System) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def solved(
-    slope: Any, start: Any, times: np.ndarray, limit: int = MAX_EVALUATIONS, rtol: float = 1e-9
+    rhs: Any, start: Any, times: np.ndarray, limit: int = MAX_EVALUATIONS, rtol: float = 1e-9
 ) -> np.ndarray | None:
     """Return the states ``[M, D]`` at the times, None where the trajectory ends before.
 
-    limit: evaluations of the slope. rtol: relative tolerance; the absolute one is a hundredth.
+    limit: evaluations of the rhs. rtol: relative tolerance; the absolute one is a hundredth.
     """
     from scipy.integrate import solve_ivp
 
@@ -87,7 +87,7 @@ def solved(
         count += 1
         if count > limit:
             raise FloatingPointError
-        return slope(t, state)
+        return rhs(t, state)
 
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -127,15 +127,15 @@ def r2(true: np.ndarray, path: np.ndarray | None) -> float:
     return float(1 - ((true - path) ** 2).sum() / ((true - true.mean(0)) ** 2).sum())
 
 
-def slope_of(exponents: np.ndarray, coefficients: np.ndarray) -> Any:
+def rhs_of(exponents: np.ndarray, coefficients: np.ndarray) -> Any:
     """Return the equation of time and state; exponents ``[h, D]``, coefficients ``[D, h]``."""
 
-    def slope(_: float, x: np.ndarray) -> np.ndarray:
+    def rhs(_: float, x: np.ndarray) -> np.ndarray:
         signs = np.cos(np.pi * exponents * (x < 0))
         powers = np.where(exponents == 0, 1.0, signs * (np.abs(x) + 2.2e-16) ** exponents)
         return np.asarray(coefficients @ powers.prod(1))
 
-    return slope
+    return rhs
 
 
 def has_form(equation: Numbers, known: Numbers) -> bool:
@@ -173,8 +173,8 @@ def sindy(times: np.ndarray, values: np.ndarray) -> tuple[Numbers, str, bool]:
     """Return the equation of pysindy, as `fitted` does; it never warns."""
 
     def path(exponents: np.ndarray, coefficients: np.ndarray) -> np.ndarray | None:
-        slope = slope_of(exponents, coefficients)
-        return solved(slope, values[0], times, MAX_TRIAL_EVALUATIONS, 1e-6)
+        rhs = rhs_of(exponents, coefficients)
+        return solved(rhs, values[0], times, MAX_TRIAL_EVALUATIONS, 1e-6)
 
     return *sparse(times, values, path), False
 
@@ -203,8 +203,8 @@ def measure(number: int, start: int, noise: float, dropped: float, method: str =
     else:
         seconds = round(time.process_time() - begin, 2)
         row |= {"law": text, "form": bool(known and has_form(equation, known)), "warned": warned}
-        other, slope = truth(system, 1 - start, times), slope_of(*equation)
-        exact = r2(true, solved(slope, values[0], times)), r2(other, solved(slope, other[0], times))
+        other, rhs = truth(system, 1 - start, times), rhs_of(*equation)
+        exact = r2(true, solved(rhs, values[0], times)), r2(other, solved(rhs, other[0], times))
         scores = [round(score, 4) if np.isfinite(score) else None for score in exact]
     row |= {"reconstruction": scores[0], "generalisation": scores[1], "seconds": seconds}
     return row | {"processor": processor()}
@@ -270,7 +270,8 @@ def picture(rows: list[Row], path: Path) -> None:
     save(drawing, path)
 
 
-# Degrees of the polynomials; shares of a coefficient's unit below which it is set to 0; slopes.
+# Degrees of the polynomials; shares of a coefficient's unit below which it is set to 0; methods of
+# differentiation.
 GRID = (2, 3), (0.01, 0.05, 0.1, 0.5), ("fourth order", "Savitzky-Golay")
 WINDOW = 4  # times the median distance of the times: half of the window of Savitzky and Golay
 
@@ -310,15 +311,15 @@ def _equation(
     import pysindy
 
     half = WINDOW * float(np.median(np.diff(times)))
-    slopes: Any = pysindy.FiniteDifference(order=4)
+    derivatives: Any = pysindy.FiniteDifference(order=4)
     if kind == "Savitzky-Golay":
-        slopes = pysindy.SINDyDerivative(
+        derivatives = pysindy.SINDyDerivative(
             kind="savitzky_golay", left=half, right=half, order=3, periodic=False
         )
     model = pysindy.SINDy(
         optimizer=pysindy.STLSQ(threshold=threshold),
         feature_library=pysindy.PolynomialLibrary(degree),
-        differentiation_method=slopes,
+        differentiation_method=derivatives,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

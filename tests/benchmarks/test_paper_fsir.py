@@ -37,14 +37,14 @@ def test_true_equation_by_an_accurate_method_is_in_the_data() -> None:
 def eager_dense(weights: list[Tensor], u: Tensor, steps: int, dt: float) -> tuple[Tensor, Tensor]:
     w1, b1, w2, b2, w3, b3 = weights
     u = u.expand(len(w1), 3).unsqueeze(1)
-    states, slopes = [], []
+    states, derivatives = [], []
     for _ in range(steps + 1):
         hidden = torch.tanh(u @ w1.mT + b1.unsqueeze(1))
-        slope = torch.tanh(hidden @ w2.mT + b2.unsqueeze(1)) @ w3.mT + b3.unsqueeze(1)
+        derivative = torch.tanh(hidden @ w2.mT + b2.unsqueeze(1)) @ w3.mT + b3.unsqueeze(1)
         states.append(u)
-        slopes.append(slope)
-        u = u + dt * slope
-    return torch.cat(states, 1), torch.cat(slopes, 1)
+        derivatives.append(derivative)
+        u = u + dt * derivative
+    return torch.cat(states, 1), torch.cat(derivatives, 1)
 
 
 def test_dense_loop_is_autograds() -> None:

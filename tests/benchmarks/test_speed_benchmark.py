@@ -43,7 +43,7 @@ def test_a_lower_ratio_fails_when_it_is_measured_again(
     kept(tmp_path / "speed-some.json", 1.0, eager)
     monkeypatch.setattr(speed, "RESULTS", tmp_path)
     monkeypatch.setattr(speed, "SECONDS_OF_A_CASE", 0.05)
-    monkeypatch.setattr(speed, "least_seconds", {(NAME, "ours"): 1.0, (NAME, "eager"): 1e-7})
+    monkeypatch.setattr(speed, "min_seconds", {(NAME, "ours"): 1.0, (NAME, "eager"): 1e-7})
     if not fails:
         speed.test_ratio(NAME)
         return

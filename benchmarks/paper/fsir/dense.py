@@ -10,7 +10,8 @@ large products again.
     J_n = W3 diag(1 - a2^2) W2 diag(1 - a1^2) W1
     v_n = gs_n + dt g_{n+1}            g_n = gu_n + g_{n+1} + J_n' v_n
 
-with gu, gs the loss's gradients for the states u_n and the slopes s_n, g_n that for u_n in all.
+with gu and gs the loss's gradients for the states u_n and the derivatives s_n, and g_n the whole
+gradient for u_n.
 """
 
 from __future__ import annotations
@@ -58,25 +59,25 @@ class _Euler(torch.autograd.Function):
         count = gu.shape[1]
         # [K, D or h, steps + 1]
         u, a1, a2 = (t.squeeze(3).permute(1, 2, 0).contiguous() for t in (u, a1, a2))
-        slope1, slope2 = 1 - a1 * a1, 1 - a2 * a2
-        inner = (slope1.unsqueeze(3) * w1.unsqueeze(2)).view(models, h, count * d)
-        inner = torch.bmm(w2, inner).view(models, h, count, d) * slope2.unsqueeze(3)
+        d_tanh1, d_tanh2 = 1 - a1 * a1, 1 - a2 * a2
+        inner = (d_tanh1.unsqueeze(3) * w1.unsqueeze(2)).view(models, h, count * d)
+        inner = torch.bmm(w2, inner).view(models, h, count, d) * d_tanh2.unsqueeze(3)
         jacobian = torch.bmm(w3, inner.view(models, h, count * d)).view(models, d, count, d)
         jacobian = jacobian.permute(2, 0, 3, 1).contiguous()  # transposed, [steps + 1, K, D, D]
 
-        of_slopes = gs.transpose(0, 1).unsqueeze(3)
-        direct = torch.matmul(jacobian, of_slopes) + gu.transpose(0, 1).unsqueeze(3)
-        pull = ctx.dt * jacobian + torch.eye(d, dtype=u.dtype, device=u.device)
+        of_derivatives = gs.transpose(0, 1).unsqueeze(3)
+        direct = torch.matmul(jacobian, of_derivatives) + gu.transpose(0, 1).unsqueeze(3)
+        step_jacobian = ctx.dt * jacobian + torch.eye(d, dtype=u.dtype, device=u.device)
         g = torch.empty_like(direct)  # [steps + 1, K, D, 1]
         g[-1] = direct[-1]
         for n in range(count - 2, -1, -1):
-            torch.baddbmm(direct[n], pull[n], g[n + 1], out=g[n])
-        v = of_slopes.clone()
+            torch.baddbmm(direct[n], step_jacobian[n], g[n + 1], out=g[n])
+        v = of_derivatives.clone()
         v[:-1] += ctx.dt * g[1:]
         v = v.squeeze(3).permute(1, 2, 0).contiguous()  # [K, D, steps + 1]
 
-        delta2 = torch.bmm(w3.mT, v) * slope2
-        delta1 = torch.bmm(w2.mT, delta2) * slope1
+        delta2 = torch.bmm(w3.mT, v) * d_tanh2
+        delta1 = torch.bmm(w2.mT, delta2) * d_tanh1
         weights = (
             torch.bmm(delta1, u.mT), delta1.sum(2), torch.bmm(delta2, a1.mT), delta2.sum(2),
             torch.bmm(v, a2.mT), v.sum(2),
@@ -90,6 +91,6 @@ def shapes(h: int, d: int = 3) -> list[tuple[int, ...]]:
 
 
 def rollout(u0: Tensor, weights: list[Tensor], steps: int, dt: float) -> tuple[Tensor, Tensor]:
-    """States, slopes ``[K, steps + 1, D]`` from ``u0 [D]``; first derivatives for weights only."""
-    states, slopes = _Euler.apply(u0, steps, dt, *(weight.contiguous() for weight in weights))
-    return states, slopes
+    """States, derivatives ``[K, steps + 1, D]`` from ``u0 [D]``; only weights have gradients."""
+    states, derivatives = _Euler.apply(u0, steps, dt, *(weight.contiguous() for weight in weights))
+    return states, derivatives

@@ -32,7 +32,7 @@ from benchmarks.paper.experiment import Sources
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.fsir.models import FEW
 from benchmarks.paper.summary import (
-    FEWEST,
+    MIN_RUNS,
     between,
     bootstrap,
     compared,
@@ -67,7 +67,7 @@ def paper_rows() -> Rows:
 
 
 def front(rows: Rows) -> list[dict[str, Any]]:
-    """The non-dominated runs, fewest parameters first: none has as few and a lower error."""
+    """The non-dominated runs, fewer parameters first: none has as few and a lower error."""
     best: list[dict[str, Any]] = []
     for row in sorted(rows, key=lambda row: (row["n_params"], row["mse"])):
         if math.isfinite(row["mse"]) and (not best or row["mse"] < best[-1]["mse"]):
@@ -218,7 +218,7 @@ def _domination(subject: str, better: Rows, worse: Rows) -> Check:
     """Whether the front of some runs dominates that of others, and in which samples of both."""
     points = len(front(worse))
     parts, drawn = [float(dominated(front(better), front(worse))), float(points)], None
-    if min(len(better), len(worse)) >= FEWEST:
+    if min(len(better), len(worse)) >= MIN_RUNS:
         pairs = zip(samples(better), samples(worse, 1), strict=True)
         drawn = [dominates(front(b), front(w)) for b, w in pairs]
     return order(f"{subject}: points dominated, of", "all", parts, drawn)
@@ -240,7 +240,7 @@ def _fronts(rows: Sequence[Rows], models_file: Path) -> str:
 
     def differ(model: str, beta: float | None, statistic: Callable[[Rows], float]) -> str:
         groups = [of(source, model, beta) for source in (ours, paper)]
-        if any(len(runs) < FEWEST for runs in groups):
+        if any(len(runs) < MIN_RUNS for runs in groups):
             return "too few runs"
         drawn = (map(statistic, samples(runs, key)) for key, runs in enumerate(groups))
         mine, theirs = (np.array(list(values)) for values in drawn)

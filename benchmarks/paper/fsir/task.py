@@ -112,7 +112,7 @@ def start(model: str, h: int, beta: float, run: int) -> Tensor:
 def solve(
     model: str, h: int, parameters: Tensor, integrator: str = "euler"
 ) -> tuple[Tensor, Tensor]:
-    """States and slopes ``[K, 201, 3]`` at the times 0, 1, .. 200 of K models ``[K, N]``."""
+    """States and derivatives ``[K, 201, 3]`` at the times 0, 1, .. 200 of K models ``[K, N]``."""
     parts = split(model, h, parameters)
     u0 = U0.to(parameters.device)
     if model == "Dense":
@@ -123,7 +123,7 @@ def solve(
 def integrate(
     u0: Tensor, parts: list[Tensor], steps: int, dt: float, method: str
 ) -> tuple[Tensor, Tensor]:
-    """States and slopes ``[K, steps + 1, 3]`` of K power models (`split`) from ``u0 [K, 3]``.
+    """States and derivatives ``[K, steps + 1, 3]`` of K power models (`split`) from ``u0 [K, 3]``.
 
     A single trajectory has a separate loop, which rounds in another order. With a copy of itself it
     does not use that loop, and no model's numbers depend on how many are computed with it.
@@ -144,8 +144,8 @@ def predict(
     model: str, h: int, parameters: Tensor, integrator: str = "euler", times: Tensor = TIMES
 ) -> Tensor:
     """The states of K models at `times`, ``[K, M, 3]``."""
-    states, slopes = solve(model, h, parameters, integrator)
-    return ode.interpolate(states, times, dt=END / GRID, method="hermite", derivatives=slopes)
+    states, derivatives = solve(model, h, parameters, integrator)
+    return ode.interpolate(states, times, dt=END / GRID, method="hermite", derivatives=derivatives)
 
 
 def truth() -> Tensor:

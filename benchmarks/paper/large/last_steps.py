@@ -15,7 +15,7 @@ from benchmarks.paper.large import task as large
 from benchmarks.paper.large.snapshots import GATES, POINTS, Swing, paper_points
 from benchmarks.paper.summary import (
     DRAWS,
-    FEWEST,
+    MIN_RUNS,
     SIGNS,
     between,
     compared,
@@ -54,7 +54,7 @@ def pooled(runs: Sequence[Sequence[float]]) -> float:
 
 def pooled_draws(runs: Sequence[Sequence[float]], key: int = 0) -> np.ndarray | None:
     """`pooled` of 1,000 samples of whole runs; None for fewer than six runs."""
-    if len(runs) < FEWEST:
+    if len(runs) < MIN_RUNS:
         return None
     chosen = np.random.default_rng(key).integers(len(runs), size=(DRAWS // 10, len(runs)))
     values = np.asarray(runs)[chosen].reshape(len(chosen), -1)
@@ -105,12 +105,12 @@ def full_table(rows: Rows) -> str:
 def counted(rows: Rows) -> str:
     """Say how many runs of those planned are made, and how many cells have enough of them."""
     counts = [len(runs["own"]) for cell, runs in cells(rows) if authors(cell)]
-    enough = sum(count >= FEWEST for count in counts)
+    enough = sum(count >= MIN_RUNS for count in counts)
     planned = sum(count for *_, count in snapshots.ways()) * len(large.TASKS)
     return (
         f"{len(rows)} of {planned} runs are made. {enough} of "
         f"{len(large.TASKS) * len(large.MODELS)} cells (task and model, the authors' start of the "
-        f"gate) have the {FEWEST} runs with own points that a verdict needs."
+        f"gate) have the {MIN_RUNS} runs with own points that a verdict needs."
     )
 
 
@@ -127,7 +127,7 @@ def redrawn(rows: Rows) -> str:
             shown = [" to ".join(map(number, bounds)) for bounds in complete.values()]
             drawn.append([SIGNS[task], model, number(theirs), *shown, verdict])
     if not drawn:
-        runs = f"the {FEWEST} runs from which the paper's numbers can be drawn again yet"
+        runs = f"the {MIN_RUNS} runs from which the paper's numbers can be drawn again yet"
         return f"No cell has {runs}.\n"
     titles = [f"best 10 of {n}, one step: 95 % of draws" for n in COUNTS]
     return table(["task", "model", "paper", *titles, "such a draw?"], drawn)

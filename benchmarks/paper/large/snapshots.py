@@ -28,7 +28,7 @@ import torch
 from benchmarks.paper import tables
 from benchmarks.paper.large import task as large
 from benchmarks.paper.runner import Batch, chunks
-from benchmarks.paper.summary import FEWEST, Statistic, divided, quantiles, samples
+from benchmarks.paper.summary import MIN_RUNS, Statistic, divided, quantiles, samples
 from benchmarks.paper.tables import Rows, select
 
 SNAPSHOTS = 41
@@ -125,7 +125,7 @@ class Swing:
         independent, shared = (
             [errors(row) for row in select(runs, points=points)] for points in ("own", "shared")
         )
-        self.shared = len(shared) > 0 and (len(shared) >= FEWEST or len(independent) < FEWEST)
+        self.shared = len(shared) > 0 and (len(shared) >= MIN_RUNS or len(independent) < MIN_RUNS)
         self.runs = np.array(shared if self.shared else independent)  # [runs, steps]
         self.own = np.array(independent)
 
@@ -143,7 +143,7 @@ class Swing:
         None where there are too few runs, or none with many steps.
         """
         factors = self.factors()
-        if len(values) < FEWEST or not len(factors):
+        if len(values) < MIN_RUNS or not len(factors):
             return None
         drawn = np.array([of(sample) for sample in samples(values, key)])
         return divided(drawn, np.random.default_rng(1000 + key).choice(factors, len(drawn)))
@@ -154,7 +154,7 @@ class Swing:
         The runs are drawn at one of the last steps, the same for all of them where they share their
         points. None for fewer than six runs.
         """
-        if len(self.runs) < FEWEST:
+        if len(self.runs) < MIN_RUNS:
             return None
         rng = np.random.default_rng(2)
         steps = rng.integers(self.runs.shape[1], size=(1000, 1 if self.shared else count))

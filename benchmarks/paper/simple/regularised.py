@@ -39,8 +39,8 @@ def whole_weight(step: int, steps: int) -> float:
 def whole(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
     """``beta sum min(|w|, |1 - w|)``, a `Penalty`: the gradient of the nearer of 0 and 1."""
     for grad, view, total in zip(grads, buffer.views, buffer.grads, strict=True):
-        slope = torch.where(view.abs() < (1 - view).abs(), view.sign(), (view - 1).sign())
-        torch.add(grad, slope, alpha=float(beta), out=total)
+        gradient = torch.where(view.abs() < (1 - view).abs(), view.sign(), (view - 1).sign())
+        torch.add(grad, gradient, alpha=float(beta), out=total)
 
 
 def away_from_zero(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:

@@ -111,10 +111,10 @@ class Data:
         (x, y), index = self._blocks(step)
         return x[:, index], y[:, index]
 
-    def many(self, step: int, most_steps: int) -> tuple[Tensor, Tensor, int]:
+    def many(self, step: int, max_steps: int) -> tuple[Tensor, Tensor, int]:
         """The rows of the steps to the end of the block."""
         (x, y), index = self._blocks(step)
-        x, y = (part[:, index : index + most_steps].flatten(1, 2) for part in (x, y))
+        x, y = (part[:, index : index + max_steps].flatten(1, 2) for part in (x, y))
         return x, y, x.shape[1] // ROWS
 
     def _draw(self, block: int) -> tuple[Tensor, ...]:

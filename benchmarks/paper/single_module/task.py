@@ -193,7 +193,7 @@ def ramp(step: int, steps: int, begin: float, end: float) -> float:
     return min(1.0, max(0.0, ((step - 1) / steps - begin) / (end - begin)))
 
 
-def slope(w: Tensor) -> Tensor:
+def penalty_gradient(w: Tensor) -> Tensor:
     """The derivative of min(|w|, |1 - |w||)."""
     size = w.abs()
     return torch.where(size < 0.5, 1.0, (size - 1).sign()).mul_(w.sign())
@@ -248,10 +248,10 @@ class Data:
         """Inputs ``[K, BATCH_ROWS, 2]`` and targets ``[K, BATCH_ROWS, 1]``."""
         return self.many(step, 1)[:2]
 
-    def many(self, step: int, most_steps: int) -> tuple[Tensor, Tensor, int]:
+    def many(self, step: int, max_steps: int) -> tuple[Tensor, Tensor, int]:
         """The rows of the steps to the end of the block, ``[K, steps * BATCH_ROWS, ...]``."""
         draws, index = self._blocks(step)
-        u = draws[:, index : index + most_steps]
+        u = draws[:, index : index + max_steps]
         x = u.new_empty(len(u), len(RANGES), u[0].numel())
         # A seed's rows at a time stay in the cache.
         for of_seed, numbers in zip(x, u.flatten(1), strict=True):
@@ -329,7 +329,9 @@ class SingleModule(Training):
         if "l1" in self.penalties:
             buffer.flat_grads.add_(buffer.flat.sign(), alpha=self.penalties["l1"](int(step)))
         if "integer" in self.penalties:
-            buffer.flat_grads.add_(slope(buffer.flat), alpha=self.penalties["integer"](int(step)))
+            buffer.flat_grads.add_(
+                penalty_gradient(buffer.flat), alpha=self.penalties["integer"](int(step))
+            )
         if self.unit.clip < math.inf:
             buffer.flat_grads.clamp_(-self.unit.clip, self.unit.clip)
         if self.unit.norm < math.inf:  # as torch.nn.utils.clip_grad_norm_ does for one model
