@@ -497,8 +497,8 @@ def inalu_backward(
     d_a, d_h = grad_y * g, grad_y * g * rest * (a - product)
     d_e = (grad_y * rest * product).masked_fill(e > omega, 0)
     d_w = d_e.mT @ log_x + w.sign() * nmu_backward(grad_y * rest * m, signs, w.abs(), 2)[1]
-    slope = torch.where(x.abs() >= eps, x.sign() / x.abs().clamp(min=eps), 0)
-    grad_x = d_a @ w_add + d_h @ gate_weight + d_e @ w * slope
+    derivative = torch.where(x.abs() >= eps, x.sign() / x.abs().clamp(min=eps), 0)
+    grad_x = d_a @ w_add + d_h @ gate_weight + d_e @ w * derivative
     of_add = nac_weight_gradients(d_a.mT @ x, weight_add, mask_add)
     of_mul = nac_weight_gradients(d_w, weight_mul, mask_mul)
     return _needed([_for_shared(grad_x, x), *of_add, *of_mul, d_h.mT @ x], needs, x)

@@ -21,7 +21,7 @@ import npu_kernels
 from npu_kernels._common.checks import warn
 from npu_kernels._jobs import files
 
-PIECE = 2**24  # elements hashed at once
+CHUNK = 2**24  # elements hashed at once
 LONG = 200  # characters: values that are longer are not shown
 PLAIN = bool, int, float, str, bytes, type(None)  # values that a file has as they are
 DIGEST = re.compile("[0-9a-f]{32}")  # of `digest`, which is not shown either
@@ -75,8 +75,8 @@ def digest(*parts: Any) -> str:
     def add(part: Any) -> None:
         if isinstance(part, Tensor):
             total.update(f"{part.dtype} {tuple(part.shape)} ".encode())
-            for piece in _pieces(part):
-                total.update(piece)
+            for chunk in _chunks(part):
+                total.update(chunk)
         elif is_dataclass(part):
             total.update(type(part).__name__.encode())
             for field in fields(part):
@@ -90,10 +90,10 @@ def digest(*parts: Any) -> str:
     return total.hexdigest()
 
 
-def _pieces(tensor: Tensor) -> Iterator[ctypes.Array[ctypes.c_uint8]]:
+def _chunks(tensor: Tensor) -> Iterator[ctypes.Array[ctypes.c_uint8]]:
     """Yield a tensor's bytes, some at a time, without NumPy, which lacks dtypes."""
     flat = tensor.detach().reshape(-1)
-    for part in flat.split(PIECE) if len(flat) else ():
+    for part in flat.split(CHUNK) if len(flat) else ():
         plain = part.resolve_conj().resolve_neg().cpu().contiguous().view(torch.uint8)
         yield (ctypes.c_uint8 * len(plain)).from_address(plain.data_ptr())
 

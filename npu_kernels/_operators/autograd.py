@@ -127,7 +127,7 @@ def differentiate(
     return [next(source_grads) if need else None for need in needed]
 
 
-def pull(
+def vjp(
     formula: Formula,
     inputs: Sequence[Tensor | None],
     grads: Sequence[Tensor | None],
@@ -139,9 +139,9 @@ def pull(
     inputs, grads = unwrap_dead_wrappers(tuple(inputs)), unwrap_dead_wrappers(tuple(grads))
     present = [i for i, tensor in enumerate(inputs) if tensor is not None]
     outputs_with_grads = [i for i, grad in enumerate(grads) if grad is not None]
-    pulled: list[Tensor | None] = [None] * len(inputs)
+    results: list[Tensor | None] = [None] * len(inputs)
     if not outputs_with_grads:
-        return pulled
+        return results
 
     def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
         arguments: list[Tensor | None] = [None] * len(inputs)
@@ -154,8 +154,8 @@ def pull(
     for i, grad in zip(
         present, by_outputs(tuple(grads[i] for i in outputs_with_grads)), strict=True
     ):
-        pulled[i] = grad
-    return pulled
+        results[i] = grad
+    return results
 
 
 def in_float32(tensors: Sequence[Any]) -> list[Any]:
@@ -264,7 +264,7 @@ class Derivative:
         inputs = saved[: 1 + self.operands]
         pairs = zip(inputs, needed, strict=True)
         if transformed and not all(t.requires_grad for t, need in pairs if need and t is not None):
-            return pull(differentiable, inputs, grads)
+            return vjp(differentiable, inputs, grads)
         return differentiate(differentiable, inputs, needed, grads)
 
     def present(self, grads: Sequence[Tensor], needs: int) -> Any:

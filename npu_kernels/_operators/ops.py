@@ -292,12 +292,12 @@ def ode_stages(
 ) -> tuple[int, ...]:
     """Return the shape of what an ODE solver saves; each backend chooses the layout."""
     h, d = weight_re.shape[-2:]
-    slopes = steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives
+    evaluations = steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives
     models, starts = (1, *u0.shape)[-3:-1]
     if models * starts == 1:  # OdeInputs::stages_shape
-        return 1, slopes, 2 * (-(-d // 16) + -(-h // 16)), 16
+        return 1, evaluations, 2 * (-(-d // 16) + -(-h // 16)), 16
     blocks = models * -(-starts // 16) if starts >= 8 else -(-models * starts // 16)
-    return blocks, slopes, 2 * (d + h), 16
+    return blocks, evaluations, 2 * (d + h), 16
 
 
 @torch.library.register_fake("npu_kernels::ode_forward", lib=library)  # type: ignore[untyped-decorator]

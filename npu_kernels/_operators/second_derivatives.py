@@ -67,7 +67,7 @@ class _System:
 
 
 class _Inputs:
-    """``u = (a, b)`` of x and the gate, its slopes, and the direction v of both."""
+    """``u = (a, b)`` of x and the gate, its derivatives, and the direction v of both."""
 
     def __init__(
         self,
@@ -80,49 +80,49 @@ class _Inputs:
     ) -> None:
         self.x, self.sign, self.v_x = x, x.sign(), v_x
         size = x.abs() + eps
-        self.r, self.slope_x = size, self.sign
-        self.inside = self.slope_g = self.v_g = g = None
+        self.r, self.da_dx = size, self.sign
+        self.inside = self.da_dg = self.v_g = g = None
         if gate is not None:
             g = _rows(gate.clamp(0.0, 1.0))
-            self.r, self.slope_x = g * size + (1 - g), g * self.sign
-            self.slope_g = (size - 1) / self.r  # of a, by g
+            self.r, self.da_dx = g * size + (1 - g), g * self.sign
+            self.da_dg = (size - 1) / self.r
             if not straight_through:
                 self.inside = ((gate >= 0) & (gate <= 1)).to(gate.dtype)
             if v_gate is not None:
                 self.v_g = _rows(v_gate if self.inside is None else v_gate * self.inside)
-        self.slope_x = self.slope_x / self.r  # of a, by x
+        self.da_dx = self.da_dx / self.r
         self.a, self.m = self.r.log(), (x < 0).to(x.dtype)
         self.b = self.change_a = self.change_b = None
         # A GPU would have to be waited for, and a tracer has no values.
         if not x.is_cpu or get_proxy_mode() is not None or bool(self.m.any()):
             self.b = math.pi * self.m if g is None else (math.pi * g) * self.m
         if v_x is not None:
-            self.change_a = v_x * self.slope_x
-        if self.v_g is not None and self.slope_g is not None:
-            of_gate = self.v_g * self.slope_g
+            self.change_a = v_x * self.da_dx
+        if self.v_g is not None and self.da_dg is not None:
+            of_gate = self.v_g * self.da_dg
             self.change_a = of_gate if self.change_a is None else self.change_a + of_gate
             self.change_b = None if self.b is None else (math.pi * self.v_g) * self.m
 
     def of_x(self, of_a: Tensor, of_change: Tensor) -> Tensor:
         """Return the gradient of x, from those of a and of its change."""
-        result = of_a * self.slope_x
+        result = of_a * self.da_dx
         if self.v_x is not None:
-            result = result - of_change * ((self.v_x * self.slope_x) * self.slope_x)
+            result = result - of_change * ((self.v_x * self.da_dx) * self.da_dx)
         if self.v_g is not None:
             result = result + of_change * (self.v_g * self.sign / (self.r * self.r))
         return result.sum(0) if result.dim() > self.x.dim() else result
 
     def of_gate(self, of_a: Tensor, of_b: Tensor | None, of_change: Tensor) -> Tensor | None:
         """Return the gradient of the gate, from those of a, b and of the change of a."""
-        if self.slope_g is None:
+        if self.da_dg is None:
             return None
-        result = of_a * self.slope_g
+        result = of_a * self.da_dg
         if of_b is not None:
             result = result + (math.pi * self.m) * of_b
         if self.v_x is not None:
             result = result + of_change * (self.v_x * self.sign / (self.r * self.r))
         if self.v_g is not None:
-            result = result - of_change * (self.v_g * self.slope_g * self.slope_g)
+            result = result - of_change * (self.v_g * self.da_dg * self.da_dg)
         result = result.sum(-2)
         return result if self.inside is None else result * self.inside
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from npu_kernels._operators import ops
-from npu_kernels._operators.autograd import DERIVATIVES, Derivative, pull
+from npu_kernels._operators.autograd import DERIVATIVES, Derivative, vjp
 
 _functorch = torch._C._functorch
 _GRAD, _VMAP = _functorch.TransformType.Grad, _functorch.TransformType.Vmap
@@ -154,8 +154,8 @@ def _backward_of(layer: ops.Layer, derivative: Derivative) -> type[Function]:
                 return derivative.again(inputs, ctx.options)
 
             present = derivative.present(grads, ctx.options[-1])
-            pulled = pull(differentiable, ctx.saved_tensors, present)
-            return *pulled, *derivative.recomputed, *(None for _ in ctx.options)
+            results = vjp(differentiable, ctx.saved_tensors, present)
+            return *results, *derivative.recomputed, *(None for _ in ctx.options)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:

@@ -398,11 +398,11 @@ def nalu_backward_x_kernel(
     else:
         x = tl.load(x_ptr + start_x + offs_x, mask=mask, other=1.0).to(ACC)
     if INALU:
-        slope = tl.where(tl.abs(x) < EPS, 0.0, acc_log * signum(x) / tl.abs(x))
+        derivative = tl.where(tl.abs(x) < EPS, 0.0, acc_log * signum(x) / tl.abs(x))
     else:
-        slope = acc_log * signum(x) / (tl.abs(x) + EPS)
+        derivative = acc_log * signum(x) / (tl.abs(x) + EPS)
     ptrs = grad_x_ptr + start_x + offs_x
-    tl.store(ptrs, (acc_x + slope).to(grad_x_ptr.dtype.element_ty), mask=mask)
+    tl.store(ptrs, (acc_x + derivative).to(grad_x_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

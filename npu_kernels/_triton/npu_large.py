@@ -847,13 +847,13 @@ def row_splits(tiles_b: int, tiles_w: int, programs: int) -> tuple[int, int]:
     else the number that leaves least. A multiprocessor has one of the `tiles_w` programs of a part
     at a time.
     """
-    best, most_used = (1, tiles_b), 0.0
+    best, max_used = (1, tiles_b), 0.0
     for splits in range(1, min(tiles_b, programs) + 1):
         tiles = -(-tiles_b // splits)
         parts = -(-tiles_b // tiles)
         used = tiles_w * tiles_b / (-(-tiles_w * parts // programs) * programs * tiles)
-        if used > most_used:
-            best, most_used = (parts, tiles), used
+        if used > max_used:
+            best, max_used = (parts, tiles), used
         if used > 0.9:
             break
     return best

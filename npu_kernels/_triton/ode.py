@@ -5,10 +5,10 @@ the last; so do the model's weights and, in the backward pass, their gradients. 
 BLOCK_H, BLOCK_D], a product is an elementwise one and a sum over D or h: matrix units would pad
 such a layer to 16 x 16.
 
-    slope     r = g (|v| + eps) + (1 - g)    L = log r    t = pi g where v < 0, else 0
+    rhs       r = g (|v| + eps) + (1 - g)    L = log r    t = pi g where v < 0, else 0
               P = Wr L - Wi t    Q = Wi L + Wr t
               y = exp(P) cos(Q)    s = exp(P) sin(Q)    k = A y
-    pull      dy = A' dk    dP = dy y    dQ = -dy s    dA += dk y'
+    vjp       dy = A' dk    dP = dy y    dQ = -dy s    dA += dk y'
               dWr += dP L' + dQ t'    dWi += dQ L' - dP t'
               dL = Wr' dP + Wi' dQ    dr = dL / r    dv = dr g sign(v), sign(0) = 1
               dg += dr (|v| + eps - 1) + pi sum_o (Wr dQ - Wi dP) where v < 0
@@ -16,7 +16,7 @@ such a layer to 16 x 16.
 The steps' coefficients are compile-time constants, TABLEAU, a lower triangle by rows
 (`npu_kernels.ode._loop`); dt is a double, whatever the states are. The forward pass
 saves v, L [D] and y, s [h] of every stage, or nothing: then the backward pass recomputes every step
-from the trajectory, as it always does for the slope at the last state.
+from the trajectory, as it always does for the derivative at the last state.
 
 A trajectory never depends on another one: elements outside a layer, and terms of negative inputs
 where no input is negative, are masked and not multiplied by 0. The weights' gradients are summed
@@ -94,7 +94,7 @@ def _layer(
 
 
 @triton.jit
-def _slope(v, layer, mask_u, mask_y, EPS: tl.constexpr, HAS_IM: tl.constexpr):
+def _rhs(v, layer, mask_u, mask_y, EPS: tl.constexpr, HAS_IM: tl.constexpr):
     """``k, L [., 1, D]`` and ``y, s [., h, 1]``; layer: the result of `_layer`."""
     w_re, w_im, a, ghat = layer
     log_r = tl.log(magnitude(v, ghat, EPS))
@@ -124,7 +124,7 @@ def _advance(u, k, dt, ROW: tl.constexpr, TABLEAU: tl.constexpr):
 
 
 @triton.jit
-def _pull(
+def _vjp(
     stage,
     dk,
     layer,
@@ -212,24 +212,24 @@ def ode_forward_kernel(
         k = ()
         v = u
         for i in tl.static_range(STAGES):
-            slope, log_r, y, s = _slope(v, layer, mask_u, mask_y, EPS, HAS_IM)
+            derivative, log_r, y, s = _rhs(v, layer, mask_u, mask_y, EPS, HAS_IM)
             if derivatives_ptr is not None:
                 if i == 0:
-                    tl.store(derivatives_ptr + offs_u, slope, mask=mask_u)
+                    tl.store(derivatives_ptr + offs_u, derivative, mask=mask_u)
             if stages_ptr is not None:
                 tl.store(stages_ptr + offs_s + offs_d, v, mask=mask_u)
                 tl.store(stages_ptr + offs_s + D + offs_d, log_r, mask=mask_u)
                 tl.store(stages_ptr + offs_s + 2 * D + offs_h, y, mask=mask_y)
                 tl.store(stages_ptr + offs_s + 2 * D + H + offs_h, s, mask=mask_y)
                 offs_s += size
-            k = k + (slope,)  # type: ignore[assignment]
+            k = k + (derivative,)  # type: ignore[assignment]
             v = _advance(u, k, step, i, TABLEAU)
         u = v
         offs_u += D
     tl.store(trajectory_ptr + offs_u, u, mask=mask_u)
     if derivatives_ptr is not None:
-        slope, log_r, y, s = _slope(u, layer, mask_u, mask_y, EPS, HAS_IM)
-        tl.store(derivatives_ptr + offs_u, slope, mask=mask_u)
+        derivative, log_r, y, s = _rhs(u, layer, mask_u, mask_y, EPS, HAS_IM)
+        tl.store(derivatives_ptr + offs_u, derivative, mask=mask_u)
 
 
 @triton.jit
@@ -249,9 +249,9 @@ def _stages(
     v = u
     k = ()
     for i in tl.static_range(STAGES):
-        slope, log_r, y, s = _slope(v, layer, mask_u, mask_y, EPS, HAS_IM)
+        derivative, log_r, y, s = _rhs(v, layer, mask_u, mask_y, EPS, HAS_IM)
         stages = stages + ((v, log_r, y, s),)  # type: ignore[assignment]
-        k = k + (slope,)  # type: ignore[assignment]
+        k = k + (derivative,)  # type: ignore[assignment]
         v = _advance(u, k, step, i, TABLEAU)
     return stages
 
@@ -381,9 +381,9 @@ def ode_backward_kernel(
 
         if grad_derivatives_ptr is not None:
             v = tl.load(trajectory_ptr + offs_u, mask=mask_u, other=1.0)
-            _, log_r, y, s = _slope(v, layer, mask_u, mask_y, EPS, HAS_IM)
+            _, log_r, y, s = _rhs(v, layer, mask_u, mask_y, EPS, HAS_IM)
             dk = tl.load(grad_derivatives_ptr + offs_u, mask=mask_u, other=0.0)
-            g, sums = _pull((v, log_r, y, s), dk, layer, mask_u, mask_y, sums, EPS, HAS_IM, NEEDS)
+            g, sums = _vjp((v, log_r, y, s), dk, layer, mask_u, mask_y, sums, EPS, HAS_IM, NEEDS)
         if grad_trajectory_ptr is not None:
             g += tl.load(grad_trajectory_ptr + offs_u, mask=mask_u, other=0.0)
 
@@ -403,7 +403,7 @@ def ode_backward_kernel(
                 else:
                     offs_s -= size
                     stage = _load_stage(stages_ptr, offs_s, offs_d, offs_h, mask_u, mask_y, D, H)
-                d_v, sums = _pull(stage, dk, layer, mask_u, mask_y, sums, EPS, HAS_IM, NEEDS)
+                d_v, sums = _vjp(stage, dk, layer, mask_u, mask_y, sums, EPS, HAS_IM, NEEDS)
                 dv = (d_v,) + dv  # type: ignore[assignment]
             for i in tl.static_range(STAGES):
                 g += dv[i]
@@ -505,14 +505,14 @@ def ode_forward(
     check_operands("ode_forward", u0, u0=(u0, (*models, starts, d)))
     triangle, num_stages = _loop("ode_forward", tableau, steps)
     trajectory = empty(u0, (*models, starts, steps + 1, d))
-    slopes = empty(u0, trajectory.shape if derivatives else (0,))
+    du_dt = empty(u0, trajectory.shape if derivatives else (0,))
     stages = empty(u0, ops.ode_stages(u0, weight_re, tableau, steps, derivatives) if save else (0,))
     if trajectory.numel() == 0:
-        return trajectory, slopes, stages
+        return trajectory, du_dt, stages
     options = _options(d, h, starts, u0)
     grid = math.prod(models) * -(-starts // options["BLOCK_B"])
     with device_of(u0):
-        results = trajectory, slopes if derivatives else None, stages if save else None
+        results = trajectory, du_dt if derivatives else None, stages if save else None
         start(
             ode_forward_kernel,
             grid,
@@ -521,7 +521,7 @@ def ode_forward(
             (starts, steps, dt),
             (d, h, triangle, num_stages, eps, clip, accumulator(u0.dtype)),
         )
-    return trajectory, slopes, stages
+    return trajectory, du_dt, stages
 
 
 def ode_backward(

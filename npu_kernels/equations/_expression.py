@@ -260,7 +260,7 @@ INPUT_FUNCTIONS = ("sin", "cos", "log", "exp")
 IDENTITY = "identity"  # y itself among the functions of y
 LARGEST_ARGUMENT = 700.0  # of exp in float64
 OUTSIDE = 0.3  # of y's root mean square: how far outside of a domain errors may bring it
-LARGEST_SLOPE = 1e6  # of an inverse at the end of its domain
+MAX_DERIVATIVE = 1e6  # of an inverse at the end of its domain
 
 # ---- functions of inputs -------------------------------------------------------------------------
 
@@ -431,14 +431,14 @@ class _Kind:
 
     value: Callable[[Array], Array]  # f(y)
     inverse: Callable[[Array], Array]  # g(t)
-    slope: Callable[[Array], Array]  # g'(t)
+    derivative: Callable[[Array], Array]  # g'(t)
     domain: tuple[float, float]  # of y
     image: tuple[float, float]  # of f: g takes numbers outside of it for its ends
     text: str  # g
 
 
 def _root_of_circle(t: Array) -> Array:
-    return 1 / np.sqrt(np.maximum(1 - t * t, LARGEST_SLOPE**-2))
+    return 1 / np.sqrt(np.maximum(1 - t * t, MAX_DERIVATIVE**-2))
 
 
 _INF, _HALF = math.inf, math.pi / 2
@@ -550,11 +550,11 @@ class OutputFunction:
         with np.errstate(all="ignore"):
             return self._kind.inverse(np.clip(t, low, high)) / self.factor
 
-    def slope(self, t: Array) -> Array:
+    def derivative(self, t: Array) -> Array:
         """Return the derivative of the inverse."""
         low, high = self.image
         with np.errstate(all="ignore"):
-            return self._kind.slope(np.clip(t, low, high)) / self.factor
+            return self._kind.derivative(np.clip(t, low, high)) / self.factor
 
     def text(self, total: str) -> str:
         """Return y as text. total: f(y)."""

@@ -31,7 +31,7 @@ EXACT_ERROR = (
 NEAR_END = 0.05  # of the size of y: distance from the end of a domain where errors may decide
 MAX_NOISE = 1e50  # over the size of y: squares of more, or of less than its inverse, are lost
 MAX_OF_POWER = 1e300  # of y over its size, to a power: the inverses of more are no numbers
-LARGEST = 1e15  # of a prediction by a function of y, and of its slope, over the size of y
+LARGEST = 1e15  # of a prediction by a function of y, and of its derivative, over the size of y
 
 
 @dataclass(frozen=True)
@@ -242,10 +242,10 @@ class Problem(Target):
             divisor = np.where(divisor > 0, divisor, np.nan)
             numerators = products[:, :above] * self.base[:, None]
             ratio = numerators @ c[:above] / divisor
-            slopes = np.column_stack([numerators, -products[:, above:] * ratio[:, None]])
-            slopes /= divisor[:, None]
-        slopes[divisor == math.inf] = 0.0  # where an input with a negative exponent is 0
-        return ratio, slopes
+            jacobian = np.column_stack([numerators, -products[:, above:] * ratio[:, None]])
+            jacobian /= divisor[:, None]
+        jacobian[divisor == math.inf] = 0.0  # where an input with a negative exponent is 0
+        return ratio, jacobian
 
     def products(self, u: Array, parity: Array) -> Array:
         """Return the products ``[N, K]`` without their base."""
@@ -281,8 +281,10 @@ class Problem(Target):
         """
         y, p = self.target, self.power
         if self.function is not None:
-            z, slope = self._of_function(self.function)
-            weight = self.weight * (slope / np.maximum(y, 1e-300) if self.factor else slope)
+            z, derivative = self._of_function(self.function)
+            weight = self.weight * (
+                derivative / np.maximum(y, 1e-300) if self.factor else derivative
+            )
         elif self.factor:
             with np.errstate(over="ignore"):
                 z = np.clip(y**p, 1 / MAX_OF_POWER, MAX_OF_POWER)
@@ -293,8 +295,8 @@ class Problem(Target):
             smallest = np.maximum(self.floor / self.weight if p > 0 else 0, 1e-12)
             size = np.maximum(np.abs(y), smallest)
             z = np.copysign(size**p if p < 0 else np.abs(y) ** p, y)
-            slope = size ** (1 - p) / abs(p)
-            weight = self.weight * np.minimum(slope, 100 * np.median(slope))
+            derivative = size ** (1 - p) / abs(p)
+            weight = self.weight * np.minimum(derivative, 100 * np.median(derivative))
             if p < 0 and p != -1:
                 weight = np.where(y > 0, weight, 0.0)
         return self._without_addend(z), weight * np.abs(self.base)
@@ -310,29 +312,29 @@ class Problem(Target):
     def steepness(self, function: OutputFunction, sums: Array) -> Array:
         """Return the derivative of the target for the sum, or of its logarithm for factors."""
         with np.errstate(over="ignore", invalid="ignore"):
-            slope = function.slope(self.scale * sums) * (self.scale / self.unit)
+            derivative = function.derivative(self.scale * sums) * (self.scale / self.unit)
             if self.factor:
-                slope = slope / np.maximum(self._inverse(function, sums), 1 / LARGEST)
-            return np.clip(slope, -LARGEST, LARGEST)
+                derivative = derivative / np.maximum(self._inverse(function, sums), 1 / LARGEST)
+            return np.clip(derivative, -LARGEST, LARGEST)
 
     def _of_function(self, function: OutputFunction) -> tuple[Array, Array]:
-        """Return the function of y over its scale, and the slope of the target to it ``[N]``.
+        """Return f(y) over its scale, and the derivative of the target with respect to it ``[N]``.
 
-        The slope is 0 where errors have brought y out of the function's domain, and small near its
-        ends, where errors would decide about f(y).
+        The derivative is 0 where errors have brought y out of the function's domain. It is small
+        near the ends of the domain, where errors would decide about f(y).
         """
         y = self.unit * self.target
         value = function.value(y)
-        slope = np.abs(function.slope(value)) * (self.scale / self.unit)
+        derivative = np.abs(function.derivative(value)) * (self.scale / self.unit)
         inside = function.inside(y)
-        limit = 100 * np.median(slope[inside]) if inside.any() else 0.0
-        slope = np.where(inside, np.minimum(slope, limit), 0.0)
+        limit = 100 * np.median(derivative[inside]) if inside.any() else 0.0
+        derivative = np.where(inside, np.minimum(derivative, limit), 0.0)
         if not self.factor:
             distance = self.weight * function.margin(y) / self.unit
             size = root_mean_square(self.weight * y / self.unit, np.ones(len(y)))
             far = distance / (NEAR_END * size)
-            slope = slope * np.minimum(far, 1.0) ** 2
-        return value / self.scale, slope
+            derivative = derivative * np.minimum(far, 1.0) ** 2
+        return value / self.scale, derivative
 
 
 @dataclass(frozen=True)

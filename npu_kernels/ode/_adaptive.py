@@ -14,7 +14,7 @@ where q <= 1. The next step's size is
 
 The last is for the steps of an implicit pair, which are in `_implicit`.
 
-A power layer sees |u| + eps. So the slope of u' = -a u jumps by 2 a eps at u = 0, and a state that
+A power layer sees |u| + eps. So u' = -a u jumps by 2 a eps at u = 0, and a state that
 has decayed goes to and fro there, whatever h is. A step in which a state of at most 10 eps changes
 its sign is allowed an error of 10 eps, in all states: those that depend on it jump, too.
 """
@@ -49,13 +49,13 @@ from npu_kernels.ode import _implicit as implicit
 from npu_kernels.ode import _methods as methods
 from npu_kernels.ode._implicit import Attempt, detached
 from npu_kernels.ode._implicit import Control as Control
-from npu_kernels.ode._loop import Weights, as_rows, combine, slope_function, stage_rows
+from npu_kernels.ode._loop import Weights, as_rows, combine, right_hand_side, stage_rows
 from npu_kernels.ode._methods import PAIRS, STAGES, Method
 from npu_kernels.reference import STRAIGHT_THROUGH
 
 # How a trajectory ended. STUCK: its steps became too small for its time to move. NOT_FINITE: the
-# same because its next state is not finite, or its first slope. STIFF: so many of its steps were at
-# the bound of stability that another method should take it.
+# same because its next state or its first derivative is not finite. STIFF: so many of its steps
+# were at the bound of stability that another method should take it.
 DONE, TOO_MANY, STUCK, NOT_FINITE, STIFF = range(5)
 BETA = 0.04  # exponent of the error of the step before, in the control
 ROUNDING = torch.finfo(torch.float64).eps
@@ -87,7 +87,7 @@ class Steps(NamedTuple):
 def step(
     f: RightSide, u: Tensor, k1: Tensor, h: Tensor, pair: Method
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Step by h ``[..., 1]``: the states behind u, of which the last is the new one; all slopes."""
+    """Step by h ``[..., 1]``: the states after u, the last being the new one; all derivatives."""
     states, k = [], [k1]
     for row in stage_rows(pair.tableau):
         states.append(u + h * combine(k, row))
@@ -179,7 +179,7 @@ def _find_steps(f: RightSide, u: Tensor, t: Tensor, pair: Method, control: Contr
         h = new_time - time
         h_column = h.unsqueeze(-1).to(u)
         tried = _attempt(f, u, k1, h_column, active, pair, control)
-        new, k = tried.states[-1], tried.slopes
+        new, k = tried.states[-1], tried.derivatives
         evaluations += tried.evaluations
         scale, at_zero = _units(u, tried, control)
         q = _rms(h_column * combine(k, pair.error) / scale)
@@ -259,11 +259,11 @@ def replay(
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inside = reached & (index >= first) & (index < first + count)
         columns = inside.reshape(-1, inside.shape[-1]).any(0).nonzero().squeeze(-1)
-        states, slopes, end_states = [], [], []
+        states, derivatives, end_states = [], [], []
         for n in range(first, first + count):
             new, k = _repeat(f, u, k1, sizes[..., n, None].to(u), pair, control)
             states.append(u)
-            slopes.append(torch.stack(k, -2))
+            derivatives.append(torch.stack(k, -2))
             end_states.append(new)
             u, k1 = new, k[-1]
         step_index = (index - first).clamp(0, count - 1)[..., columns].to(u.device)
@@ -275,7 +275,7 @@ def replay(
             f=f,
             states=torch.stack(states, -2),
             end_states=torch.stack(end_states, -2),
-            slopes=torch.stack(slopes, -3),
+            derivatives=torch.stack(derivatives, -3),
             index=step_index,
             x=share,
             size=h,
@@ -299,7 +299,7 @@ def replay(
 def _repeat(
     f: RightSide, u: Tensor, k1: Tensor, h: Tensor, pair: Method, control: Control
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the new state and all slopes of a step, differentiable."""
+    """Return the new state and all derivatives of a step, differentiable."""
     if pair.diagonal:
         return implicit.step(f, u, k1, h, pair, control)
     states, k = step(f, u, k1, h, pair)
@@ -310,7 +310,7 @@ def _dense(
     f: RightSide,
     states: Tensor,
     end_states: Tensor,
-    slopes: Tensor,
+    derivatives: Tensor,
     index: Tensor,
     x: Tensor,
     size: Tensor,
@@ -319,12 +319,12 @@ def _dense(
 ) -> Tensor:
     """The interpolant of step index ``[..., C]`` at x.
 
-    states, end_states ``[..., N, D]``: of the steps. slopes ``[..., N, 7, D]``.
+    states, end_states ``[..., N, D]``: of the steps. derivatives ``[..., N, 7, D]``.
     """
     d = states.shape[-1]
     columns = index.unsqueeze(-1).expand((*index.shape, d))
     u = states.gather(-2, columns)
-    k = slopes.gather(-3, index[..., None, None].expand((*index.shape, STAGES, d)))
+    k = derivatives.gather(-3, index[..., None, None].expand((*index.shape, STAGES, d)))
     if pair.diagonal:
         rows = [part.flatten(-3, -2) for part in (u, *k.unbind(-2))]  # as f takes them
         h, share = (part.flatten(-2).unsqueeze(-1) for part in (size, x))
@@ -531,7 +531,7 @@ def _by_formula(
     def formula(inputs: Sequence[Any]) -> tuple[Tensor]:
         t, u0, *weights = inputs
         rows = as_rows(u0, weights[0], call.has_starts)
-        path = replay(slope_function(weights, call), rows, t, step_ends, call.pair, call.control)
+        path = replay(right_hand_side(weights, call), rows, t, step_ends, call.pair, call.control)
         return (path if call.has_starts else path.squeeze(-3),)
 
     return differentiate(formula, operands, needed, (grad_path,))
@@ -661,14 +661,14 @@ def _with_evaluations(counts: Tensor, before: Tensor) -> Tensor:
 
 def _eager(call: Call, times: Tensor, u0: Tensor, weights: Weights) -> _Result:
     """Call the layers' functions in every stage: any device, any mode of differentiation."""
-    slope = slope_function(weights, call, functional)
+    rhs = right_hand_side(weights, call, functional)
     rows = as_rows(u0, weights[0], call.has_starts)
     plain_times = times.to("cpu", torch.float64)
     with torch.autocast(u0.device.type, enabled=False):
-        steps = find_steps(slope, rows, plain_times, call.pair, call.control)
+        steps = find_steps(rhs, rows, plain_times, call.pair, call.control)
         saves = call.memory == "checkpointed" and not eager_only()
         length = math.isqrt(max(steps.times.shape[-1], 1) - 1) + 1 if saves else None
-        path = replay(slope, rows, times, steps.times, call.pair, call.control, length)
+        path = replay(rhs, rows, times, steps.times, call.pair, call.control, length)
     path = path if call.has_starts else path.squeeze(-3)
     return _Result(path, steps.counts, steps.clock, steps.last)
 
@@ -689,8 +689,8 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
         return index, checks.trajectory_name(position, has_models, call.has_starts), rest
 
     def hint(index: tuple[int, ...]) -> str:
-        slope = checks.right_side(weights, index[0] if has_models else None, call)
-        return checks.at_the_bound(slope, result.last[index], float(clock[index][1]), call.method)
+        rhs = checks.right_side(weights, index[0] if has_models else None, call)
+        return checks.at_the_bound(rhs, result.last[index], float(clock[index][1]), call.method)
 
     failed = status != DONE
     if options.nonfinite == "raise" and failed.any():

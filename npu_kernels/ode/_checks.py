@@ -21,7 +21,7 @@ from npu_kernels._common.checks import (
 )
 from npu_kernels._operators.operands import EPS, check_positive, unrecorded
 from npu_kernels.ode import _methods as methods
-from npu_kernels.ode._loop import Weights, slope_function
+from npu_kernels.ode._loop import Weights, right_hand_side
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 RTOL, ATOL, MAX_STEPS = 1e-6, 1e-9, 10_000
@@ -357,12 +357,12 @@ def right_side(
 ) -> Callable[[Tensor], Tensor]:
     """Return ``u' = NAU(NPU(u))`` of one model, for a state ``[D]``, without gradients for weights.
 
-    model: its index in an ensemble; None: there is only one. options: as `slope_function` takes.
+    model: its index in an ensemble; None: there is only one. options: as `right_hand_side` takes.
     """
     index = ... if model is None else model
     parts = [None if weight is None else weight.detach()[index] for weight in weights]
-    slope = slope_function(parts, options)
-    return lambda u: slope(u[None])[0]
+    rhs = right_hand_side(parts, options)
+    return lambda u: rhs(u[None])[0]
 
 
 def estimate(trajectory: Tensor, halved: Tensor, order: int) -> Tensor:
@@ -375,12 +375,12 @@ def estimate(trajectory: Tensor, halved: Tensor, order: int) -> Tensor:
     return (trajectory - halved[..., ::2, :]).abs() * (factor / (factor - 1))
 
 
-def _damping(slope: Callable[[Tensor], Tensor], state: Tensor, dt: float) -> float:
+def _damping(rhs: Callable[[Tensor], Tensor], state: Tensor, dt: float) -> float:
     """Return the fastest rate at which the model damps near a state ``[D]``; nan: unknown.
 
     The sign of dt is the direction of time.
     """
-    jacobian = torch.autograd.functional.jacobian(slope, state)
+    jacobian = torch.autograd.functional.jacobian(rhs, state)
     if not jacobian.isfinite().all():
         return math.nan
     return -float((torch.linalg.eigvals(jacobian.double()).real * (1 if dt > 0 else -1)).min())
@@ -394,9 +394,9 @@ def _stiff(rate: float, dt: float, method: str) -> str:
     )
 
 
-def stiffness(slope: Callable[[Tensor], Tensor], state: Tensor, dt: float, method: str) -> str:
+def stiffness(rhs: Callable[[Tensor], Tensor], state: Tensor, dt: float, method: str) -> str:
     """Return advice where steps of size dt do not damp what the model damps at a state; else ""."""
-    rate = _damping(slope, state, dt)
+    rate = _damping(rhs, state, dt)
     if not abs(dt) * rate > methods.ALL[method].stable:
         return ""
     return (
@@ -405,9 +405,9 @@ def stiffness(slope: Callable[[Tensor], Tensor], state: Tensor, dt: float, metho
     )
 
 
-def at_the_bound(slope: Callable[[Tensor], Tensor], state: Tensor, size: float, method: str) -> str:
+def at_the_bound(rhs: Callable[[Tensor], Tensor], state: Tensor, size: float, method: str) -> str:
     """Return advice where stability limits adaptive steps to `size` at a state ``[D]``; else ""."""
-    rate = _damping(slope, state, size)
+    rate = _damping(rhs, state, size)
     if not abs(size) * rate > methods.ALL[method].stable / 2:
         return ""
     return f"{_stiff(rate, size, method)} at any tolerance. Take an implicit method: {ADVICE}"

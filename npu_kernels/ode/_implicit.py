@@ -1,16 +1,16 @@
 """The steps of an implicit pair in eager torch: the specification and the oracle of the fused ones.
 
-A stage's slope solves k = f(w + h g k), where w holds the stages before. One matrix serves all
-stages of a step, M = 1 - h g J(u), and Newton's iteration changes slopes, not states:
+A stage's derivative solves k = f(w + h g k), where w holds the stages before. One matrix serves all
+stages of a step, M = 1 - h g J(u), and Newton's iteration changes the k, not the states:
 
     M d = f(w + h g k) - k    k += d
 
 until rate / (1 - rate) q is at most `bound`, where q is the root mean square of h g d / (atol +
 rtol |u|) and rate the ratio of the last two q (Hairer and Wanner, "Solving Ordinary Differential
-Equations II", IV.8). A power layer's slope jumps where a state changes its sign, as by a change of
-that state by 2 eps. Between both sides there may be no root, and d goes to and fro. There the
-iteration ends, with states that are right to a few eps. The derivative of a slope is that of the
-implicit function theorem,
+Equations II", IV.8). The right-hand side of a power layer jumps where a state changes
+its sign, as by a change of that state by 2 eps. Between both sides there may be no root, and d goes
+to and fro. There the iteration ends, with states that are right to a few eps. k is differentiated
+by the implicit function theorem,
 
     dk = (1 - h g J(v))^-1 df,    v = w + h g k
 
@@ -33,9 +33,9 @@ from npu_kernels.ode._methods import STAGES, Method
 
 NEWTON_ITERATIONS = 10  # for a stage, at most
 MAX_STAGE_ERROR = 0.03  # that the iterations may leave, in units of the tolerance
-JUMP = 10.0  # eps: where a power layer's slope jumps, states are known no better
+JUMP = 10.0  # eps: where a power layer jumps, states are known no better
 MIN_RATE = 0.1  # the least rate of convergence assumed in a stage's first iteration
-DERIVATIVES = 2  # how often a slope can be differentiated: one correction for each order
+DERIVATIVES = 2  # how often k can be differentiated: one correction for each order
 RightSide = Callable[[Tensor], Tensor]
 
 
@@ -56,13 +56,13 @@ class Control(NamedTuple):
 class Attempt(NamedTuple):
     """A step that was tried, of every trajectory.
 
-    states: of the stages behind the first ``[..., D]``. slopes: of all stages. solved, broken,
+    states: of the stages behind the first ``[..., D]``. derivatives: of all stages. solved, broken,
     evaluations: ``[...]`` on the CPU: whether all stages have a solution, whether one is not
-    finite, how many slopes it took.
+    finite, how many derivatives it took.
     """
 
     states: list[Tensor]
-    slopes: list[Tensor]
+    derivatives: list[Tensor]
     solved: Tensor
     broken: Tensor
     evaluations: Tensor
@@ -77,9 +77,9 @@ def jacobian(f: RightSide, u: Tensor) -> Tensor:
     """``df_i / du_j [..., D, D]`` at ``u [..., D]``, a constant for autograd."""
     constant, d = u.detach(), u.shape[-1]
     if eager_only():
-        pull: Any = torch.func.vjp(f, constant)[1]
+        vjp: Any = torch.func.vjp(f, constant)[1]
         basis = torch.eye(d, dtype=u.dtype, device=u.device)
-        rows = [pull(row.expand_as(u))[0] for row in basis]
+        rows = [vjp(row.expand_as(u))[0] for row in basis]
         return torch.stack(rows, -2).detach()
     # A checkpoint must not see what this keeps.
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
@@ -121,7 +121,7 @@ def _nodes(pair: Method) -> list[float]:
 
 @functools.lru_cache
 def guesses(pair: Method) -> tuple[tuple[float, ...], ...]:
-    """The first guess of a stage's slope: the polynomial through the slopes before, at its time."""
+    """The first guess of a stage's k: the polynomial through the k before, at the stage's time."""
     nodes = _nodes(pair)
 
     def weight(i: int, j: int) -> float:
@@ -155,7 +155,7 @@ class Newton:
         self.evaluations = torch.zeros(runs.shape, dtype=torch.int64)
 
     def solve(self, w: Tensor, k: Tensor) -> Tensor:
-        """Return the slope of a stage, from a guess `k` on."""
+        """Return the derivative of a stage, from a guess `k` on."""
         is_open, before = self.solved.clone(), self.rate
         for iteration in range(NEWTON_ITERATIONS):
             if not is_open.any():
@@ -207,12 +207,12 @@ def step(
     pair: Method,
     control: Control,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Step by h ``[..., 1]``, a constant: the new state and all slopes, differentiable."""
+    """Step by h ``[..., 1]``, a constant: the new state and all derivatives, differentiable."""
     newton = _everywhere(f, u, h, pair, control)
     k, v = [k1], u
     for row, guess in zip(stage_rows(pair.tableau), guesses(pair), strict=True):
         w = u + h * combine(k, row)
-        k.append(_slope(f, newton, w, combine(k, guess)))
+        k.append(_stage_derivative(f, newton, w, combine(k, guess)))
         v = w + newton.scaled * k[-1]
     return v, k
 
@@ -228,7 +228,7 @@ def output(
 ) -> Tensor:
     """The states at the shares x ``[..., 1]`` of steps of size h: each a stage of its own.
 
-    u ``[..., D]`` and k: the steps' first states and slopes.
+    u ``[..., D]`` and k: the steps' first states and derivatives.
     """
     newton = _everywhere(f, u, h, pair, control)
     total = torch.zeros_like(u)
@@ -240,7 +240,7 @@ def output(
     first, last = off * rest / c, constant * off / (1 - c)
     between = constant * rest / (c * (c - 1))
     guess = first * k[0] + between * k[4] + last * k[-1]
-    return w + newton.scaled * _slope(f, newton, w, guess)
+    return w + newton.scaled * _stage_derivative(f, newton, w, guess)
 
 
 def _everywhere(f: RightSide, u: Tensor, h: Tensor, pair: Method, control: Control) -> Newton:
@@ -250,16 +250,16 @@ def _everywhere(f: RightSide, u: Tensor, h: Tensor, pair: Method, control: Contr
         return Newton(f, u.detach(), h, runs, pair, control)
 
 
-def _slope(f: RightSide, newton: Newton, w: Tensor, guess: Tensor) -> Tensor:
-    """The slope of a stage, differentiable.
+def _stage_derivative(f: RightSide, newton: Newton, w: Tensor, guess: Tensor) -> Tensor:
+    """The derivative k of a stage, differentiable.
 
-    Each correction with the stage's own Jacobian squares the error of the slope, and makes its
-    derivatives right to one order more.
+    Each correction with the stage's own Jacobian squares the error of k, and makes the
+    derivatives of k right to one order more.
     """
     with torch.no_grad():
-        slope = newton.solve(w.detach(), guess.detach())
-        matrix = newton_inverse(f, w.detach() + newton.scaled * slope, newton.scaled)
+        derivative = newton.solve(w.detach(), guess.detach())
+        matrix = newton_inverse(f, w.detach() + newton.scaled * derivative, newton.scaled)
     for _ in range(DERIVATIVES):
-        r = f(w + newton.scaled * slope) - slope
-        slope = slope + _times(matrix, r)
-    return slope
+        r = f(w + newton.scaled * derivative) - derivative
+        derivative = derivative + _times(matrix, r)
+    return derivative

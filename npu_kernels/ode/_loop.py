@@ -38,8 +38,8 @@ from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 def right_of_zero(u: Tensor) -> Tensor:
     """Return u, where it is 0 plus the smallest normal number.
 
-    A power layer has the same value there, but the slope from the right, which is the exact one of
-    integer powers. Its own slope at 0 is 0.
+    A power layer has the same value there, but the derivative from the right, which is exact for
+    integer powers. The layer's own derivative at 0 is 0.
     """
     return torch.where(u == 0, u + torch.finfo(u.dtype).tiny, u)
 
@@ -57,23 +57,23 @@ def stage_rows(tableau: Sequence[float]) -> list[Sequence[float]]:
 def combine(k: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
     """``sum_j c_j k_j``."""
     total = k[0] * coefficients[0]
-    for slope, coefficient in zip(k[1:], coefficients[1:], strict=True):
+    for derivative, coefficient in zip(k[1:], coefficients[1:], strict=True):
         if coefficient != 0:
-            total = total + slope * coefficient
+            total = total + derivative * coefficient
     return total
 
 
 def _advance(u: Tensor, dt: float, row: Sequence[float], k: Sequence[Tensor]) -> Tensor:
-    for coefficient, slope in zip(row, k, strict=True):
+    for coefficient, derivative in zip(row, k, strict=True):
         if coefficient != 0:
-            u = u + reference.constant(dt * coefficient, u) * slope
+            u = u + reference.constant(dt * coefficient, u) * derivative
     return u
 
 
 def _stages(
     f: Callable[[Tensor], Tensor], u: Tensor, dt: float, triangle: Sequence[Sequence[float]]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The states and slopes of a step's stages."""
+    """The states and derivatives of a step's stages."""
     v, k = [u], [f(u)]
     for row in triangle[:-1]:
         v.append(_advance(u, dt, row, k))
@@ -90,14 +90,14 @@ def explicit_steps(
     with_last: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The states at 0 .. steps, and f at these states, f at the last one only `with_last`."""
-    triangle, states, slopes = stage_rows(tableau), [u0], []
+    triangle, states, derivatives = stage_rows(tableau), [u0], []
     for _ in range(steps):
         _, k = _stages(f, states[-1], dt, triangle)
-        slopes.append(k[0])
+        derivatives.append(k[0])
         states.append(_advance(states[-1], dt, triangle[-1], k))
     if with_last:
-        slopes.append(f(states[-1]))
-    return states, slopes
+        derivatives.append(f(states[-1]))
+    return states, derivatives
 
 
 # ---- the operators' signatures -----------------------------------------------------------------
@@ -127,9 +127,9 @@ def ode_forward(
         y = reference.npu(right_of_zero(u), weight_re, weight_im, gate, eps=eps)
         return reference.nau(y, weight, clip=clip)
 
-    states, slopes = explicit_steps(f, u0, tableau, steps, dt, derivatives)
+    states, du_dt = explicit_steps(f, u0, tableau, steps, dt, derivatives)
     none = u0.new_empty(0)
-    return torch.stack(states, -2), torch.stack(slopes, -2) if derivatives else none, none
+    return torch.stack(states, -2), torch.stack(du_dt, -2) if derivatives else none, none
 
 
 def ode_backward(
@@ -166,7 +166,7 @@ def ode_backward(
         y = reference.npu(right_of_zero(u), weight_re, weight_im, gate, eps=eps)
         return reference.nau(y, bounded, clip=False)
 
-    def pull(v: Tensor, dk: Tensor) -> Tensor:
+    def vjp(v: Tensor, dk: Tensor) -> Tensor:
         """J' dk; adds to the parameters' gradients."""
         v = right_of_zero(v)
         y, s = reference.npu_forward(v, weight_re, weight_im, gate, eps, True)
@@ -191,9 +191,9 @@ def ode_backward(
                     dk = dk + (dt * triangle[j - 1][i]) * dv[j]
                 if i == 0 and grad_derivatives is not None:
                     dk = dk + grad_derivatives[..., n, :]
-                dv[i] = pull(v[i], dk)
+                dv[i] = vjp(v[i], dk)
         elif grad_derivatives is not None:
-            dv[0] = pull(u, grad_derivatives[..., n, :])
+            dv[0] = vjp(u, grad_derivatives[..., n, :])
         for part in dv.values():
             g = g + part
         if grad_trajectory is not None:
@@ -284,7 +284,7 @@ def as_rows(u0: Tensor, weight_re: Tensor, has_starts: bool) -> Tensor:
     return u0.expand(k, -1, -1) if has_starts else u0.expand(k, d).unsqueeze(1)
 
 
-def slope_function(
+def right_hand_side(
     weights: Sequence[Tensor | None], options: Any, layers: Any = reference
 ) -> Callable[[Tensor], Tensor]:
     """Return the right-hand side ``u' = NAU(NPU(u))``, by the functions of `layers`.
@@ -294,13 +294,13 @@ def slope_function(
     weight_re, weight_im, gate, weight = weights
     eps, gate_gradient, clip = options.eps, options.gate_gradient, options.clip
 
-    def slope(u: Tensor) -> Tensor:
+    def rhs(u: Tensor) -> Tensor:
         v = right_of_zero(u)
         y = layers.npu(v, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
         derivative: Tensor = layers.nau(y, weight, clip=clip)
         return derivative
 
-    return slope
+    return rhs
 
 
 # ---- the operators -----------------------------------------------------------------------------
@@ -352,8 +352,8 @@ def run(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None
     tensors = u0, *weights
     if plain := outside_of_transforms(tensors):  # without stages, whose layout is a backend's own
         loop = loop._replace(memory="checkpointed")
-        trajectory, slopes = apply_alone(RolloutFunction, (loop, *plain))
-        return trajectory, slopes if loop.derivatives else None
+        trajectory, derivatives = apply_alone(RolloutFunction, (loop, *plain))
+        return trajectory, derivatives if loop.derivatives else None
     is_lost = loop.straight_through and is_exporting()  # the operator does not know it
     if not _has_time_loop(weights[0]) or eager_only() or is_lost:
         return _eager(loop, u0, weights)
@@ -363,32 +363,32 @@ def run(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None
         and any(t is not None and t.requires_grad for t in tensors)
     ):
         weight_re, weight_im, gate, weight = weights
-        trajectory, slopes = RolloutFunction.apply(  # type: ignore[no-untyped-call]
+        trajectory, derivatives = RolloutFunction.apply(  # type: ignore[no-untyped-call]
             loop, u0, weight_re, weight_im, gate, weight
         )
     else:
         is_saved = is_exporting() and loop.memory == "full"
-        trajectory, slopes, _ = _forward(loop, is_saved, u0, weights)
-    return trajectory, slopes if loop.derivatives else None
+        trajectory, derivatives, _ = _forward(loop, is_saved, u0, weights)
+    return trajectory, derivatives if loop.derivatives else None
 
 
 def _eager(loop: Loop, u0: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
     """Call the layers' functions in every step: any device, any mode of differentiation."""
-    slope = slope_function(weights, loop, functional)
+    rhs = right_hand_side(weights, loop, functional)
     rows = as_rows(u0, weights[0], loop.has_starts)
     saves_memory = loop.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
     with torch.autocast(u0.device.type, enabled=False):
         solve = _checkpointed if saves_memory else explicit_steps
-        states, slopes = solve(slope, rows, loop.tableau, loop.steps, loop.dt, loop.derivatives)
+        states, du_dt = solve(rhs, rows, loop.tableau, loop.steps, loop.dt, loop.derivatives)
         trajectory = torch.stack(states, -2)
-        derivatives = torch.stack(slopes, -2) if loop.derivatives else None
+        derivatives = torch.stack(du_dt, -2) if loop.derivatives else None
     if not loop.has_starts:
         return trajectory.squeeze(-3), None if derivatives is None else derivatives.squeeze(-3)
     return trajectory, derivatives
 
 
 def _checkpointed(
-    slope: Callable[[Tensor], Tensor],
+    rhs: Callable[[Tensor], Tensor],
     u0: Tensor,
     tableau: Sequence[float],
     steps: int,
@@ -397,16 +397,16 @@ def _checkpointed(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Solve in about sqrt(steps) segments, of which only the first states are saved."""
     length = math.isqrt(steps - 1) + 1
-    states, slopes = [u0], []
+    states, derivatives = [u0], []
     for first in range(0, steps, length):
         count = min(length, steps - first)
         last = with_last and first + count == steps
         more, k = checkpoint(
-            explicit_steps, slope, states[-1], tableau, count, dt, last, use_reentrant=False
+            explicit_steps, rhs, states[-1], tableau, count, dt, last, use_reentrant=False
         )
         states += more[1:]
-        slopes += k
-    return states, slopes
+        derivatives += k
+    return states, derivatives
 
 
 def _forward(
@@ -416,11 +416,11 @@ def _forward(
     rows = as_rows(u0, weights[0], loop.has_starts)  # type: ignore[arg-type]
     options = loop.tableau, loop.steps, loop.dt, loop.eps, loop.clip, loop.derivatives, keep
     arguments: Any = (rows, *weights, *options)
-    trajectory, slopes, stages = undifferentiated(ops.ode_forward, arguments, ode_forward)
+    trajectory, derivatives, stages = undifferentiated(ops.ode_forward, arguments, ode_forward)
     if not loop.has_starts:
         trajectory = trajectory.squeeze(-3)
-        slopes = slopes.squeeze(-3) if loop.derivatives else slopes
-    return trajectory, slopes, stages
+        derivatives = derivatives.squeeze(-3) if loop.derivatives else derivatives
+    return trajectory, derivatives, stages
 
 
 class RolloutFunction(Function):
@@ -440,14 +440,14 @@ class RolloutFunction(Function):
         weight: Tensor,
     ) -> tuple[Tensor, Tensor]:
         weights = weight_re, weight_im, gate, weight
-        trajectory, slopes, stages = _forward(loop, loop.memory == "full", u0, weights)
+        trajectory, derivatives, stages = _forward(loop, loop.memory == "full", u0, weights)
         ctx.save_for_backward(u0, trajectory, weight_re, weight_im, gate, weight, stages)
         ctx.loop = loop
         ctx.choices = None if is_compiling() else dispatch.choices()
         ctx.set_materialize_grads(False)
         if not loop.derivatives:
-            ctx.mark_non_differentiable(slopes)
-        return trajectory, slopes
+            ctx.mark_non_differentiable(derivatives)
+        return trajectory, derivatives
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -462,7 +462,7 @@ def _of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
     """Save what the derivative of the operator itself takes, which exported programs call."""
     u0, weight_re, weight_im, gate, weight = inputs[:5]
     tableau, steps, dt, eps, clip, derivatives, save = inputs[5:]
-    trajectory, slopes, stages = output
+    trajectory, du_dt, stages = output
     ctx.loop = Loop(
         tableau=tuple(tableau),
         steps=steps,
@@ -479,7 +479,7 @@ def _of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
     if derivatives:
         ctx.mark_non_differentiable(stages)
     else:
-        ctx.mark_non_differentiable(stages, slopes)
+        ctx.mark_non_differentiable(stages, du_dt)
 
 
 def _operator_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -554,9 +554,9 @@ def _formula(loop: Loop) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor]]:
     def formula(inputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
         u0, *weights = inputs
         rows = as_rows(u0, weights[0], loop.has_starts)
-        slope = slope_function(weights, loop)
-        states, slopes = explicit_steps(slope, rows, loop.tableau, loop.steps, loop.dt, True)
-        paths = torch.stack(states, -2), torch.stack(slopes, -2)
+        rhs = right_hand_side(weights, loop)
+        states, derivatives = explicit_steps(rhs, rows, loop.tableau, loop.steps, loop.dt, True)
+        paths = torch.stack(states, -2), torch.stack(derivatives, -2)
         return paths if loop.has_starts else (paths[0].squeeze(-3), paths[1].squeeze(-3))
 
     return formula

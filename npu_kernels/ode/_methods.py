@@ -1,21 +1,21 @@
 """The Runge-Kutta methods: fixed steps, and embedded pairs with their interpolants.
 
-A step of size h from u makes s slopes k_i = f(v_i), v_1 = u:
+A step of size h from u makes s derivatives k_i = f(v_i), v_1 = u:
 
     v_{i+1} = u + h sum_{j <= i} a_ij k_j    u_new = u + h sum_j a_sj k_j
 
 A pair has order 5, an error estimate of order 4, and an interpolant of order 4 without further
-evaluations. Its step makes six slopes; k_7 = f(u_new) is the next step's k_1:
+evaluations. Its step makes six derivatives; k_7 = f(u_new) is the next step's k_1:
 
     error = h sum_j e_j k_j    u(x) = u + h sum_j k_j sum_p d_jp x^p,  0 <= x <= 1, p = 1 .. 4
 
-The stages of an implicit pair after the first depend on their own slopes, too: g is one number
+The stages of an implicit pair after the first depend on their own derivatives, too: g is one number
 for all of them, so that one matrix 1 - h g J serves them all.
 
     v_{i+1} = u + h sum_{j <= i} a_ij k_j + h g k_{i+1}    u_new = v_7
 
 The state at x within such a step is one more stage, so that what a stiff model binds together is
-bound there, too; a polynomial in the slopes would have an error of order 3 in it:
+bound there, too; a polynomial in the derivatives would have an error of order 3 in it:
 
     u(x) = u + h sum_j k_j sum_p d_jp x^p + h g (k(x) - k_1),    k(x) = f(u(x))
 """
@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-STAGES = 7  # slopes of a pair's step, of which the first is the last of the step before
+STAGES = 7  # derivatives of a pair's step, of which the first is the last of the step before
 
 
 class Method(NamedTuple):

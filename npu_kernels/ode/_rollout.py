@@ -343,11 +343,11 @@ def _by_fixed_steps(options: Options, u0: Tensor, weights: Weights) -> Tensor | 
     )
     fast = by_fast_path(loop, u0, weights)
     if fast is not None:
-        trajectory, slopes, finite = fast
+        trajectory, du_dt, finite = fast
         if raises and not finite:
             has_models, has_starts = weights[0].dim() == 3, u0.dim() == weights[0].dim()
-            checks.raise_nonfinite(options.function, trajectory, slopes, has_models, has_starts)
-        return (trajectory, slopes) if options.return_derivatives else trajectory
+            checks.raise_nonfinite(options.function, trajectory, du_dt, has_models, has_starts)
+        return (trajectory, du_dt) if options.return_derivatives else trajectory
     eps, has_starts = checks.check_operands(options, u0, weights)
     if raises and (is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active()):
         raise RuntimeError(
@@ -378,8 +378,8 @@ def _with_error(options: Options, u0: Tensor, weights: Weights) -> tuple[Tensor,
 
     def hint(index: tuple[int, ...], state: Tensor) -> str:
         model = index[0] if has_models else None
-        slope = checks.right_side(weights, model, options._replace(eps=eps))
-        return checks.stiffness(slope, state.detach(), dt, method)
+        rhs = checks.right_side(weights, model, options._replace(eps=eps))
+        return checks.stiffness(rhs, state.detach(), dt, method)
 
     if options.nonfinite == "raise":
         checks.raise_inaccurate(function, trajectory, error, hint, eps, has_models, has_starts)

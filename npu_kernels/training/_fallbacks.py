@@ -183,10 +183,10 @@ def _memory_reason(
     parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
     moments = [t for p in parameters for t in optimizer.state.get(p, {}).values()]
     written = [*parameters, *(t for t in moments if isinstance(t, Tensor))]
-    pieces = [(t.data_ptr(), t.data_ptr() + t.nbytes, True) for t in written]
-    pieces += [(t.data_ptr(), t.data_ptr() + t.nbytes, False) for t in data]
+    ranges = [(t.data_ptr(), t.data_ptr() + t.nbytes, True) for t in written]
+    ranges += [(t.data_ptr(), t.data_ptr() + t.nbytes, False) for t in data]
     any_end = written_end = 0  # where the tensors before it end: all of them, those that change
-    for begin, end, changes in sorted(pieces):
+    for begin, end, changes in sorted(ranges):
         if begin < (any_end if changes else written_end):
             return "a parameter shares its memory with another tensor"
         any_end = max(any_end, end)

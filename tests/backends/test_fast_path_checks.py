@@ -246,7 +246,7 @@ def test_inference_tensors_are_plain() -> None:
 # ---- gradients that are not plain -----------------------------------------------------------
 
 
-def slope(call: Any, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
+def gradients(call: Any, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(call(), inputs, upstream))
 
 
@@ -255,23 +255,23 @@ def test_a_gradient_of_another_layout_is_read_by_its_values(name: str) -> None:
     """Upstream gradients with a lazy sign, with strides, and expanded."""
     arguments = plain_layer(name)
     leaves = [a.requires_grad_() for a in arguments if isinstance(a, Tensor)]
-    ones = slope(lambda: of_layer(name, arguments), leaves, torch.ones(B, O))
+    ones = gradients(lambda: of_layer(name, arguments), leaves, torch.ones(B, O))
     for upstream in (torch.ones(()).expand(B, O), torch.ones(O, B).T):
-        assert_equal(slope(lambda: of_layer(name, arguments), leaves, upstream), ones)
+        assert_equal(gradients(lambda: of_layer(name, arguments), leaves, upstream), ones)
     for grad, expected in zip(
-        slope(lambda: of_layer(name, arguments), leaves, negated(B, O)), ones, strict=True
+        gradients(lambda: of_layer(name, arguments), leaves, negated(B, O)), ones, strict=True
     ):
         torch.testing.assert_close(grad, -expected)
 
 
 def test_an_upstream_gradient_that_is_negated_of_the_loss_and_the_time_loop() -> None:
     y = torch.rand(2, 3, requires_grad=True)
-    (ones,) = slope(lambda: fast_path.mse(y, torch.ones(2, 3), False), [y], torch.ones(()))
-    (grad,) = slope(lambda: fast_path.mse(y, torch.ones(2, 3), False), [y], negated())
+    (ones,) = gradients(lambda: fast_path.mse(y, torch.ones(2, 3), False), [y], torch.ones(()))
+    (grad,) = gradients(lambda: fast_path.mse(y, torch.ones(2, 3), False), [y], negated())
     torch.testing.assert_close(grad, -ones)
     arguments = plain_ode()
     u0 = arguments[0].requires_grad_()
     shape = fast_path.ode(*arguments)[0].shape
-    (ones,) = slope(lambda: fast_path.ode(*arguments)[0], [u0], torch.ones(shape))
-    (grad,) = slope(lambda: fast_path.ode(*arguments)[0], [u0], negated(*shape))
+    (ones,) = gradients(lambda: fast_path.ode(*arguments)[0], [u0], torch.ones(shape))
+    (grad,) = gradients(lambda: fast_path.ode(*arguments)[0], [u0], negated(*shape))
     torch.testing.assert_close(grad, -ones)

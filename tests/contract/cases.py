@@ -338,9 +338,9 @@ def parts_of_a_step() -> Values:
 @case
 def minimisers() -> Values:
     def valley(x: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-        slope = x[:, 1] - x[:, 0] ** 2
-        gradient = torch.stack([2 * (x[:, 0] - 1) - 400 * x[:, 0] * slope, 200 * slope], 1)
-        return (1 - x[:, 0]) ** 2 + 100 * slope**2, gradient
+        residual = x[:, 1] - x[:, 0] ** 2
+        gradient = torch.stack([2 * (x[:, 0] - 1) - 400 * x[:, 0] * residual, 200 * residual], 1)
+        return (1 - x[:, 0]) ** 2 + 100 * residual**2, gradient
 
     def jacobian(x: Tensor) -> tuple[Tensor, Tensor]:
         growth = (x[:, 1:] * T).exp()
@@ -389,8 +389,10 @@ rollout("inputs", DRIVEN, numbers(5), t=TIMES / 2, inputs=DOSE)
 def other_time_loops() -> Values:
     weights = PREY[0].weight_re, None, None, PREY[1].weight
     steps = {"dt": -0.05, "return_derivatives": True, "clip": False, "method": "rk4_38"}
-    path, slopes = ode.integrate(HERDS, *weights, steps=20, **steps)
-    between = ode.interpolate(path, -T[:4] / 10, dt=-0.05, method="hermite", derivatives=slopes)
+    path, derivatives = ode.integrate(HERDS, *weights, steps=20, **steps)
+    between = ode.interpolate(
+        path, -T[:4] / 10, dt=-0.05, method="hermite", derivatives=derivatives
+    )
     return {"path": path[:, ::5], "between": between}
 
 

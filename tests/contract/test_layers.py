@@ -129,8 +129,8 @@ def derivatives(function: Callable[..., Tensor], tensors: list[Tensor]) -> list[
 
     y = function(*tensors)
     first = torch.autograd.grad(y, tensors, along(y), create_graph=True)
-    slope = sum((gradient * along(gradient)).sum() for gradient in first)
-    second = torch.autograd.grad(slope, tensors, materialize_grads=True)
+    directional = sum((gradient * along(gradient)).sum() for gradient in first)
+    second = torch.autograd.grad(directional, tensors, materialize_grads=True)
     return [tensor.detach() for tensor in (y, *first, *second)]
 
 

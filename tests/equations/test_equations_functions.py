@@ -100,9 +100,9 @@ def test_standard_errors_are_those_of_repeated_fits():
     ]
     fits = [best for best in fits if best.n_terms == 2 and best.exponents.max() == 1]
     assert len(fits) > 20
-    slopes = [float(best.coef[best.exponents[:, 0] == 1][0]) for best in fits]
+    estimates = [float(best.coef[best.exponents[:, 0] == 1][0]) for best in fits]
     errors = [float(best.coef_stderr[best.exponents[:, 0] == 1][0]) for best in fits]
-    assert np.std(slopes) == pytest.approx(np.mean(errors), rel=0.4)
+    assert np.std(estimates) == pytest.approx(np.mean(errors), rel=0.4)
     y = 5 * np.exp(-1.5 * x) + 0.05 * RNG(0).standard_normal(100)
     fitted = model(target_transforms="log", noise="additive", n_init=8).fit(x[:, None], y)
     resampled = fitted.bootstrap(x[:, None], y, n_resamples=60)
@@ -244,8 +244,8 @@ INVERSES = {
 
 @pytest.mark.parametrize("name", INVERSES)
 @pytest.mark.parametrize("unit", ["", "deg"])
-def test_inverses_and_slopes(name, unit):
-    """Predictions have the inverses of functions of y, standard errors their slopes."""
+def test_inverses_and_derivatives(name, unit):
+    """Predictions have the inverses of functions of y, standard errors their derivatives."""
     pytest.importorskip("pint", reason="pint is not installed")
     x, size = uniform(1, 60), 180 / np.pi if unit else 1.0
 

@@ -70,13 +70,13 @@ def test_blocks_give_what_all_rows_at_once_do(power):
             return (products @ c) ** (1 / power)
 
         errors = y - equation(best.coef)
-        slopes = products if power == 1 else -products * equation(best.coef)[:, None] ** 2
-        assert np.abs(slopes.T @ errors).max() < 1e-5 * np.abs(slopes.T @ y).max()
+        jacobian = products if power == 1 else -products * equation(best.coef)[:, None] ** 2
+        assert np.abs(jacobian.T @ errors).max() < 1e-5 * np.abs(jacobian.T @ y).max()
         assert best.coef_stderr == pytest.approx(standard_errors(equation, best.coef, y), rel=1e-5)
         assert best.nrmse == pytest.approx(np.sqrt(np.mean(errors**2)) / y.std(), rel=1e-9)
         parts = [best.predict(part) for part in np.array_split(X, 9)]
         np.testing.assert_allclose(best.predict(X), np.concatenate(parts), rtol=1e-14)
-        leverage = (np.linalg.qr(slopes)[0] ** 2).sum(1)
+        leverage = (np.linalg.qr(jacobian)[0] ** 2).sum(1)
         press = np.mean((errors / (1 - leverage)) ** 2) / np.mean(y**2)
         costs.append(best.bic - rows * np.log(press) - (2 + (power < 0)) * np.log(rows))
     assert costs[0] == pytest.approx(costs[1], abs=0.01)

@@ -30,14 +30,14 @@ DOSE = numpy.array([0, 1.5, 3, 6]), numpy.array([1, 2, 0.5, 1])
 def states(powers: Any, rates: Any, u0: Any, t: Any, dose: Any = None) -> Any:
     """The states ``[M, D]`` at times by SciPy; dose: times and values of an input."""
 
-    def slope(time: float, u: Any) -> Any:
+    def rhs(time: float, u: Any) -> Any:
         factors = u if dose is None else numpy.append(u, numpy.interp(time, *dose))
         return rates @ numpy.prod(factors**powers, 1)
 
     largest = numpy.inf if dose is None else 0.05
     distinct, index = numpy.unique(t, return_inverse=True)
     solved = scipy.integrate.solve_ivp(
-        slope, (0, distinct[-1]), u0, t_eval=distinct, rtol=1e-10, atol=1e-12, max_step=largest
+        rhs, (0, distinct[-1]), u0, t_eval=distinct, rtol=1e-10, atol=1e-12, max_step=largest
     )
     return solved.y.T[index]
 

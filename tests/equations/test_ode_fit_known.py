@@ -49,11 +49,11 @@ def test_influenza_in_a_boarding_school() -> None:
     assert recovery.name == "coefficient of I in I ->"
 
     def residuals(x: Any) -> Any:
-        def slope(_: float, u: Any) -> list[float]:
+        def rhs(_: float, u: Any) -> list[float]:
             return [-x[0] * u[0] * u[1], x[0] * u[0] * u[1] - x[1] * u[1]]
 
         solved = scipy.integrate.solve_ivp(
-            slope, (0, 13), [762.0, x[2]], t_eval=range(14), rtol=1e-9, atol=1e-9
+            rhs, (0, 13), [762.0, x[2]], t_eval=range(14), rtol=1e-9, atol=1e-9
         )
         return solved.y[1] - IN_BED
 

@@ -25,19 +25,19 @@ def solve(
     def moved(k: list[Tensor]) -> Tensor:
         first = len(k) * (len(k) - 1) // 2
         v = u
-        for coefficient, slope in zip(tableau[first:], k, strict=False):
-            v = v + (dt * coefficient) * slope if coefficient else v
+        for coefficient, derivative in zip(tableau[first:], k, strict=False):
+            v = v + (dt * coefficient) * derivative if coefficient else v
         return v
 
-    states, slopes, stages = [u], [f(u)], math.isqrt(2 * len(tableau))
+    states, derivatives, stages = [u], [f(u)], math.isqrt(2 * len(tableau))
     for _ in range(steps):
-        k = slopes[-1:]
+        k = derivatives[-1:]
         while len(k) < stages:
             k.append(f(moved(k)))
         u = moved(k)
         states.append(u)
-        slopes.append(f(u))
-    return states, slopes
+        derivatives.append(f(u))
+    return states, derivatives
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,8 +120,8 @@ class Rollout(Printed):
             rows = u0 if starts else u0.unsqueeze(-2)
             rows = rows.expand(*models, *(starts or (1,)), self.d)
             tableau = ode.METHODS[self.method]
-            states, slopes = solve(f, rows, tableau, self.steps, self.dt)
-            parts = [states, slopes] if self.derivatives else [states]
+            states, derivatives = solve(f, rows, tableau, self.steps, self.dt)
+            parts = [states, derivatives] if self.derivatives else [states]
             return tuple(torch.stack(part, -2).reshape(shape) for part in parts)
 
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -235,15 +235,15 @@ def _operators(
             assert isinstance(output, DTensor)
             assert output.placements == results.get(choice, output.placements)
             upstream = distribute_tensor(grad_y, mesh, [Replicate()] * len(mesh_shape))
-            slopes = torch.autograd.grad(output, leaves, upstream)
-            gathered = [actual.full_tensor() for actual in (output, *slopes)]  # type: ignore[attr-defined]
+            gradients = torch.autograd.grad(output, leaves, upstream)
+            gathered = [actual.full_tensor() for actual in (output, *gradients)]  # type: ignore[attr-defined]
             case = f"{name} {num_models} {shared} {choice}"
             assert_near(gathered, expected, SHARDED_ROUNDING, case)
             if choice in (("inputs",), ("outputs",)):  # all but the last operand frozen
                 *frozen, last = (leaf.detach() for leaf in leaves)
                 output = function(*frozen, last.requires_grad_(), **sample.options)
-                (slope,) = torch.autograd.grad(output, [last], upstream)
-                assert_near([slope.full_tensor()], expected[-1:], SHARDED_ROUNDING, case)  # type: ignore[attr-defined]
+                (gradient,) = torch.autograd.grad(output, [last], upstream)
+                assert_near([gradient.full_tensor()], expected[-1:], SHARDED_ROUNDING, case)  # type: ignore[attr-defined]
 
 
 def _on_a_line(rank: int, ranks: int) -> None:

@@ -91,14 +91,14 @@ def test_published_layouts(
     x = torch.randn(9, 3, dtype=dtype)
     x[0, 0] = 0.0
     theirs = model["a"](x)
-    slopes = torch.autograd.grad(theirs.sum(), list(model["a"].parameters()))
+    gradients = torch.autograd.grad(theirs.sum(), list(model["a"].parameters()))
     old = {name: p for name, p in model["a"].named_parameters()}  # noqa: C416
     layer = interop.swap(model, inplace=True)["a"]
     assert type(layer) is unit
     tolerance = 1e-5 if dtype == torch.float32 else 1e-13
     assert normwise_error(layer(x), theirs) < tolerance
     ours = torch.autograd.grad(layer(x).sum(), list(layer.parameters()))
-    for (name, _), a, e in zip(old.items(), ours, slopes, strict=True):
+    for (name, _), a, e in zip(old.items(), ours, gradients, strict=True):
         assert normwise_error(a, e.T if name in ("W_real", "W_im") else e) < tolerance
 
     layout = "pytorch" if published is PyTorchPublished else "julia"

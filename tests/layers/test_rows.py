@@ -107,12 +107,12 @@ def test_time_loop_of_sizes_of_zero(
         return path
 
     def eager(u0: Tensor, re: Tensor, im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
-        def slope(u: Tensor) -> Tensor:
+        def rhs(u: Tensor) -> Tensor:
             return reference.nau(reference.npu(u, re, im, gate), weight)
 
         states = [u0.unsqueeze(-2) if starts is None else u0]
         for _ in range(2):
-            states.append(states[-1] + 0.1 * slope(states[-1] + 0.05 * slope(states[-1])))
+            states.append(states[-1] + 0.1 * rhs(states[-1] + 0.05 * rhs(states[-1])))
         path = torch.stack(states, -2)
         return path.squeeze(-3) if starts is None else path
 

@@ -140,7 +140,7 @@ def powers_of_three(models: int | None = None) -> nn.Sequential:
     return equations_of(*((p if models is None else [p] * models) for p in (exponents, rates)))
 
 
-def slope_of_three(u: Tensor) -> Tensor:
+def rhs_of_three(u: Tensor) -> Tensor:
     x, y, z = u.unbind(-1)
     rows = y + 0.3 * z, 0.5 * x**2 - 0.2 * y * z, 0.7 * y**3 - 0.4 * x
     return torch.stack(rows, -1)
@@ -159,7 +159,7 @@ def test_gradients_at_states_of_0(
     if method == "rk4":
         options = {"steps": 4, "dt": 0.25}
     path = ode.rollout(model, u0, method=method, memory=memory, **options)
-    exact, f, steps = u0, slope_of_three, 4 if method == "rk4" else 50
+    exact, f, steps = u0, rhs_of_three, 4 if method == "rk4" else 50
     for _ in range(steps):
         k1 = f(exact)
         k2 = f(exact + 0.5 / steps * k1)
@@ -178,9 +178,9 @@ def test_gradients_at_states_of_0(
 def test_hermite_is_exact_for_cubics_and_linear_for_lines() -> None:
     t = torch.arange(6, dtype=torch.float64) * 0.5
     cubic = torch.stack([t**3 - t, 2 - t**2], -1)
-    slopes = torch.stack([3 * t**2 - 1, -2 * t], -1)
+    derivatives = torch.stack([3 * t**2 - 1, -2 * t], -1)
     times = torch.tensor([0.0, 0.1, 2.5, 1.0, 1.7], dtype=torch.float64)
-    values = ode.interpolate(cubic, times, dt=0.5, method="hermite", derivatives=slopes)
+    values = ode.interpolate(cubic, times, dt=0.5, method="hermite", derivatives=derivatives)
     torch.testing.assert_close(
         values, torch.stack([times**3 - times, 2 - times**2], -1), rtol=1e-14, atol=1e-14
     )
@@ -190,7 +190,7 @@ def test_hermite_is_exact_for_cubics_and_linear_for_lines() -> None:
     )
     assert torch.equal(ode.interpolate(cubic, t, dt=0.5), cubic)
     assert torch.equal(
-        ode.interpolate(cubic, t, dt=0.5, method="hermite", derivatives=slopes), cubic
+        ode.interpolate(cubic, t, dt=0.5, method="hermite", derivatives=derivatives), cubic
     )
 
 
@@ -210,14 +210,14 @@ def test_a_rounding_error_behind_the_end_is_the_end() -> None:
 
 
 def test_interpolation_is_differentiable() -> None:
-    trajectory, slopes = (
+    trajectory, derivatives = (
         torch.randn(2, 5, 3, dtype=torch.float64),
         torch.randn(2, 5, 3, dtype=torch.float64),
     )
     times = [0.0, 0.3, 0.3, 1.99, 2.0]
     torch.autograd.gradcheck(
         lambda u, k: ode.interpolate(u, times, dt=0.5, method="hermite", derivatives=k),
-        (trajectory.requires_grad_(), slopes.requires_grad_()),
+        (trajectory.requires_grad_(), derivatives.requires_grad_()),
     )
     torch.autograd.gradcheck(lambda u: ode.interpolate(u, times, dt=0.5), (trajectory,))
 

@@ -70,7 +70,7 @@ def test_coefficients(pair: Any) -> None:
         assert weights_at_x @ triangle @ nodes**2 == pytest.approx(x**4 / 12, abs=1e-13)
         assert weights_at_x @ triangle @ triangle @ nodes == pytest.approx(x**4 / 24, abs=1e-13)
     assert dense.sum(1) == pytest.approx(weights, abs=1e-13)
-    # the slope at the end: smooth
+    # the derivative at the end: smooth
     assert dense @ np.arange(1, 5) == pytest.approx(np.eye(7)[6], abs=1e-13)
 
     def growth(z: float) -> float:

@@ -53,7 +53,7 @@ def power(x: float, exponent: float, eps: float) -> float:
         return math.inf
 
 
-def slope(case: Case, u: State) -> State:
+def rhs(case: Case, u: State) -> State:
     products = [
         math.prod(power(x, p, case.eps) for x, p in zip(u, row, strict=True)) for row in case.powers
     ]
@@ -71,7 +71,7 @@ def first_size(case: Case, u: State, k: State, sign: int, span: float) -> float:
         rms([x / s for x, s in zip(k, unit, strict=True)]),
     )
     h0 = min(1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1, span)
-    bent = slope(case, [x + sign * h0 * y for x, y in zip(u, k, strict=True)])
+    bent = rhs(case, [x + sign * h0 * y for x, y in zip(u, k, strict=True)])
     d2 = rms([(b - y) / s for b, y, s in zip(bent, k, unit, strict=True)]) / h0
     if not math.isfinite(d2):
         return min(100 * h0, h0 * 1e-3)
@@ -80,12 +80,12 @@ def first_size(case: Case, u: State, k: State, sign: int, span: float) -> float:
 
 
 def step(case: Case, pair: Any, u: State, h: float) -> tuple[State, State, list[State]]:
-    """The new state, the one before it, all slopes."""
-    v, before, k = u, u, [slope(case, u)]
+    """The new state, the one before it, all derivatives."""
+    v, before, k = u, u, [rhs(case, u)]
     for row in tableau_rows(pair.tableau):
         before = v
         v = [x + h * sum(a * s[d] for a, s in zip(row, k, strict=True)) for d, x in enumerate(u)]
-        k.append(slope(case, v))
+        k.append(rhs(case, v))
     return v, before, k
 
 
@@ -93,7 +93,7 @@ def control(case: Case, pair: Any) -> Run:
     """The control of Hairer, Norsett and Wanner, one branch for each of its rules."""
     u, time, end = case.start, case.times[0], case.times[-1]
     span, sign, before = abs(end - time), 1 if end > time else -1, 1e-4
-    size = first_size(case, u, slope(case, u), sign, span)
+    size = first_size(case, u, rhs(case, u), sign, span)
     times: State = []
     rejected = at_bound = 0
     first_at_bound, shrunk, broken = math.nan, False, False
@@ -178,10 +178,10 @@ def run_of(times: State, counts: list[int], clock: State) -> Run:
 CYCLE = [[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], [[-1.0, 0, 1], [1, -1, 0], [0, 1, -1]], [1.0, 2.0, 0.5]
 PREDATOR = [[1.0, 0], [1, 1], [0, 1]], [[1.1, -0.4, 0], [0, 0.1, -0.4]], [10.0, 5.0]
 CASES = {
-    # The first guess: no state, no slope, neither; longer than all of the time; nothing finite
+    # The first guess: no state, no derivative, neither; longer than all of the time; nothing finite
     # behind it.
     "no state": Case([[0.0]], [[1.0]], [1e-12], [0, 1], atol=1e-3, max_steps=4),
-    "no slope": Case([[0.0]], [[1e-9]], [1.0], [0, 1], atol=1e-3, max_steps=4),
+    "no derivative": Case([[0.0]], [[1e-9]], [1.0], [0, 1], atol=1e-3, max_steps=4),
     "nothing happens": Case([[0.0]], [[0.0]], [1.0], [0, 1]),
     "one step at most": Case([[0.0]], [[0.0]], [1.0], [0, 1], max_steps=1),
     "guess beyond the end": Case([[2.0], [0.0]], [[1e7, 5 - 1e7]], [1.0], [0, 1e-3], max_steps=3),
@@ -232,7 +232,7 @@ def test_implicit_steps_are_those_of_the_formulas(case: Case) -> None:
 
 
 @pytest.mark.parametrize("steps_of", [pytest.param(fused, marks=needs_library), eager])
-def test_a_start_without_a_finite_slope_takes_no_step(
+def test_a_start_without_a_finite_derivative_takes_no_step(
     steps_of: Callable[[Case, Any], Run],
 ) -> None:
     run = steps_of(Case([[2.0]], [[1.0]], [1e200], [0, 1]), PAIRS["dopri5"])

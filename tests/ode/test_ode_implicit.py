@@ -189,16 +189,16 @@ DECAYED_FLOAT32: dict[str, tuple[Any, list[float], float, float, float]] = {
 @pytest.mark.parametrize("name", [*DECAYED, *DECAYED_FLOAT32])
 @pytest.mark.parametrize("method", ["kvaerno5", "auto"])
 def test_decayed_states(name: str, method: str) -> None:
-    """SciPy's Radau takes at least half the steps, though the slope of |u| + eps jumps at 0."""
+    """SciPy's Radau takes at least half the steps, though the derivative of |u| + eps jumps at 0."""
     integrate = pytest.importorskip("scipy.integrate", reason="scipy is not installed")
     equation, start, end, rtol, atol = {**DECAYED, **DECAYED_FLOAT32}[name]
     dtype = torch.float32 if name in DECAYED_FLOAT32 else torch.float64
     powers, rates = map(np.array, equation)
 
-    def slope(_: float, u: Any) -> Any:
+    def rhs(_: float, u: Any) -> Any:
         return rates @ np.prod(u**powers, 1)
 
-    radau = integrate.solve_ivp(slope, (0, end), start, method="Radau", rtol=rtol, atol=atol)
+    radau = integrate.solve_ivp(rhs, (0, end), start, method="Radau", rtol=rtol, atol=atol)
     u0, t = torch.tensor(start, dtype=dtype), [0, end / 3, end]
     options: dict[str, Any] = {"t": t, "rtol": rtol, "atol": atol, "return_statistics": True}
     with torch.no_grad():

@@ -102,16 +102,16 @@ def test_times_that_need_more_digits_than_states() -> None:
         torch.testing.assert_close(path, exact, rtol=1e-5, atol=1e-5)
 
 
-def test_fixed_steps_with_their_slopes() -> None:
+def test_fixed_steps_with_their_derivatives() -> None:
     model, u0 = forced(), torch.tensor([0.5], dtype=torch.float64)
-    path, slopes = ode.rollout(
+    path, derivatives = ode.rollout(
         model, u0, steps=24, dt=0.125, method="rk4", inputs=(KNOTS, VALUES), return_derivatives=True
     )
     t = torch.arange(25, dtype=torch.float64) / 8
     exact = linear_response(u0, t, VALUES, torch.tensor(A), torch.tensor(B)).squeeze(0)
     torch.testing.assert_close(path, exact, rtol=1e-5, atol=1e-6)
     v = torch.from_numpy(np.interp(t, KNOTS, VALUES)).unsqueeze(1)
-    torch.testing.assert_close(slopes, -A * path + B * v)
+    torch.testing.assert_close(derivatives, -A * path + B * v)
     said = r"inputs must have their times at steps of dt=0.3 with method 'rk4', got 0.5, nearest to"
     said += r" the step at 0.6; t= with adaptive steps"
     with pytest.raises(ValueError, match="^rollout: " + said):

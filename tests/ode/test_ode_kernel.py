@@ -143,8 +143,8 @@ def test_a_gradient_that_can_be_differentiated_is_the_same(
     options: dict[str, Any] = {"steps": 4, "dt": 0.05, "method": "rk4_38"}
     hooks = saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else contextlib.nullcontext()
     with hooks:
-        path, slopes = ode.rollout(model, leaves[0], return_derivatives=True, **options)
-    terms = {"trajectory": path.sin(), "derivatives": slopes.sin(), "both": path.sin() + slopes}
+        path, du_dt = ode.rollout(model, leaves[0], return_derivatives=True, **options)
+    terms = {"trajectory": path.sin(), "derivatives": du_dt.sin(), "both": path.sin() + du_dt}
     loss = terms[upstream].sum()
     once = torch.autograd.grad(loss, leaves, retain_graph=True)
     differentiable = torch.autograd.grad(loss, leaves, create_graph=True)
@@ -249,13 +249,13 @@ def test_some_gradients_alone(backend: str) -> None:
     for index, parameter in enumerate(model.parameters()):
         model.requires_grad_(False)
         parameter.requires_grad_()
-        trajectory, slopes = ode.rollout(model, u0, steps=4, dt=0.01, return_derivatives=True)
+        trajectory, du_dt = ode.rollout(model, u0, steps=4, dt=0.01, return_derivatives=True)
         generator = torch.Generator().manual_seed(1)
         upstream = [
             torch.randn(o.shape, generator=generator, dtype=torch.float64)
-            for o in (trajectory, slopes)
+            for o in (trajectory, du_dt)
         ]
-        (grad,) = torch.autograd.grad([trajectory, slopes], [parameter], upstream)
+        (grad,) = torch.autograd.grad([trajectory, du_dt], [parameter], upstream)
         assert torch.equal(grad, expected[index])
 
 
@@ -312,10 +312,22 @@ def test_operators() -> None:
             )
         assert [tuple(t.shape) for t in fake] == [tuple(t.shape) for t in out]
         grad = torch.randn_like(out[0])
-        of_slopes = torch.randn_like(out[0]) if derivatives else None
+        of_derivatives = torch.randn_like(out[0]) if derivatives else None
         torch.library.opcheck(
             ops.ode_backward.default,
-            (grad, of_slopes, out[0], *parameters, out[2], tableau, 0.1, 1e-16, True, False, 31),
+            (
+                grad,
+                of_derivatives,
+                out[0],
+                *parameters,
+                out[2],
+                tableau,
+                0.1,
+                1e-16,
+                True,
+                False,
+                31,
+            ),
             test_utils=("test_schema", "test_faketensor"),
         )
 

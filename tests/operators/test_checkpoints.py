@@ -167,9 +167,9 @@ def test_a_derivative_of_the_gradients_within_a_checkpoint() -> None:
     model = nn.Sequential(NPU(3, 4), NAU(4, 4), NMU(4, 2)).double()
     x = torch.rand(5, 3, dtype=torch.float64).add(0.5).requires_grad_()
 
-    def slopes(x: Tensor) -> Tensor:
-        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        return slope
+    def gradients(x: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return gradient
 
     for mode in ("anomaly", "functions", "dispatch", "reference", "batched", "vmap"):
-        _check(slopes, x, [*model.parameters()], "nothing", mode, 1e-12)
+        _check(gradients, x, [*model.parameters()], "nothing", mode, 1e-12)

@@ -160,10 +160,10 @@ def test_gradients_of_an_exported_program(options: dict[str, Any], strict: bool)
 def test_second_derivatives_of_an_exported_program() -> None:
     model, x = NPU(3, 2).double(), torch.rand(4, 3, dtype=torch.float64).add(0.5).requires_grad_()
     program = torch.export.export(model, (x.detach(),)).module()
-    slopes = [
+    gradients = [
         torch.autograd.grad(call(x).sum(), x, create_graph=True)[0] for call in (model, program)
     ]
-    curvatures = [torch.autograd.grad(slope.square().sum(), x)[0] for slope in slopes]
+    curvatures = [torch.autograd.grad(gradient.square().sum(), x)[0] for gradient in gradients]
     assert normwise_error(curvatures[1], curvatures[0]) < 1e-10
 
 

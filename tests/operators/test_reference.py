@@ -74,7 +74,7 @@ def test_gradients_at_50_digits(backend: str) -> None:
 
 @pytest.mark.parametrize("gate_gradient", ["clip", "straight_through"])
 def test_gate_gradient_convention(gate_gradient: str, backend: str) -> None:
-    """The slope is torch.clamp's: none outside [0, 1] unless it is straight-through."""
+    """The derivative is torch.clamp's: none outside [0, 1] unless it is straight-through."""
     gate = torch.tensor([-0.1, 0.0, 0.5, 1.0, 1.1], dtype=torch.float64, requires_grad=True)
     x = torch.full((1, 5), 2.0, dtype=torch.float64)
     functional.npu(

@@ -88,7 +88,7 @@ def test_closed_form(
 @needs_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_loss_of_a_derivative(dtype: torch.dtype) -> None:
-    """A loss with the layer's slope in it has the formula's gradients, and a third derivative."""
+    """A loss with the layer's gradient in it has the formula's gradients, and a third derivative."""
     torch.manual_seed(0)
     layer = NPU(3, 4, init_im="uniform", dtype=dtype)
     x = torch.rand(20, 3, dtype=dtype) - 0.3
@@ -96,17 +96,17 @@ def test_a_loss_of_a_derivative(dtype: torch.dtype) -> None:
     def gradients() -> list[Tensor]:
         leaf = x.clone().requires_grad_()
         y = layer(leaf)
-        (slope,) = torch.autograd.grad(y.sum(), leaf, create_graph=True)
-        loss = (slope.sum(-1) - y.sum(-1)).square().mean()
+        (gradient,) = torch.autograd.grad(y.sum(), leaf, create_graph=True)
+        loss = (gradient.sum(-1) - y.sum(-1)).square().mean()
         second = torch.autograd.grad(loss, [leaf, *layer.parameters()], create_graph=True)
         third = torch.autograd.grad(second[0].square().sum(), list(layer.parameters()))
-        original = torch.autograd.grad(gradient_of_slope(), list(layer.parameters()))
+        original = torch.autograd.grad(double_backward(), list(layer.parameters()))
         return [*second, *third, *original]
 
-    def gradient_of_slope() -> Tensor:
+    def double_backward() -> Tensor:
         leaf = x.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(layer(leaf).sum(), leaf, create_graph=True)
-        return slope.square().sum()
+        (gradient,) = torch.autograd.grad(layer(leaf).sum(), leaf, create_graph=True)
+        return gradient.square().sum()
 
     actual = gradients()
     with use_backend("reference"):
@@ -124,7 +124,7 @@ def test_the_closed_form_is_taken(backend: str) -> None:
             saved_tensors_hooks(lambda t: t, lambda t: t),
             torch.profiler.profile(acc_events=True) as profile,
         ):
-            (slope,) = torch.autograd.grad(functional.npu(x, weight).sum(), x, create_graph=True)
-            torch.autograd.grad(slope.sum(), weight, create_graph=create_graph)
+            (gradient,) = torch.autograd.grad(functional.npu(x, weight).sum(), x, create_graph=True)
+            torch.autograd.grad(gradient.sum(), weight, create_graph=create_graph)
         calls = [event.name for event in profile.events()].count("npu_kernels::npu_second")
         assert calls == (backend == "cpu" and not create_graph)

@@ -131,9 +131,9 @@ def test_compiled_autocast(backend: str) -> None:
 def test_double_backward_of_a_compiled_function_is_torchs_error() -> None:
     model, x = NPU(3, 2), torch.randn(5, 3, requires_grad=True)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    (slope,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        slope.sum().backward()
+        gradient.sum().backward()
 
 
 @compiles

@@ -67,8 +67,8 @@ def test_one_level_of_grad_is_fused(name: str) -> None:
         return _loss(RECORDS[name].function, *tensors)
 
     def by_vjp(*tensors: Tensor) -> Any:
-        value, pull = vjp(loss, *tensors)
-        return pull(torch.ones_like(value))
+        value, vjp_of = vjp(loss, *tensors)
+        return vjp_of(torch.ones_like(value))
 
     for tensors in (arguments, [a.clone().requires_grad_() for a in arguments]):
         for gradient in (
@@ -85,7 +85,7 @@ def test_one_level_of_grad_is_fused(name: str) -> None:
 
 @fused
 def test_derivatives_of_one_level_of_grad(name: str, backend: str) -> None:
-    """Second derivatives: in the same level, in plain autograd outside, under a vmap of the pull."""
+    """Second derivatives: in the same level, in plain autograd outside, under a vmap of the vjp."""
     x, weight, *rest = _arguments(name)
     function = RECORDS[name].function
 
@@ -93,27 +93,27 @@ def test_derivatives_of_one_level_of_grad(name: str, backend: str) -> None:
         return _loss(function, x, w, *rest)
 
     leaf = weight.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
-    (expected,) = torch.autograd.grad(slope.square().sum(), leaf)
+    (gradient,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
+    (expected,) = torch.autograd.grad(gradient.square().sum(), leaf)
 
     def same_level(w: Tensor) -> Tensor:
-        (slope,) = torch.autograd.grad(loss(w), w, create_graph=True)
-        return slope.square().sum()
+        (gradient,) = torch.autograd.grad(loss(w), w, create_graph=True)
+        return gradient.square().sum()
 
     assert normwise_error(grad(same_level)(weight), expected) < ROUNDING
     assert normwise_error(grad(lambda w: grad(loss)(w).square().sum())(weight), expected) < ROUNDING
     (outside,) = torch.autograd.grad(grad(loss)(leaf).square().sum(), leaf)
     assert normwise_error(outside, expected) < ROUNDING
 
-    y, pull = vjp(lambda w: function(x, w, *rest), weight)
+    y, vjp_of = vjp(lambda w: function(x, w, *rest), weight)
     directions = torch.randn(3, *y.shape, dtype=y.dtype)
-    (together,) = vmap(pull)(directions)
+    (together,) = vmap(vjp_of)(directions)
     for direction, actual in zip(directions, together, strict=True):
-        assert normwise_error(actual, pull(direction)[0]) < ROUNDING
-    (within,) = vjp(lambda g: pull(g)[0], directions[0])[1](weight)  # the pull, pulled back
+        assert normwise_error(actual, vjp_of(direction)[0]) < ROUNDING
+    (within,) = vjp(lambda g: vjp_of(g)[0], directions[0])[1](weight)  # the vjp of the vjp
     with use_backend("reference"):
-        pull = vjp(lambda w: function(x, w, *rest), weight)[1]
-        assert normwise_error(within, vjp(lambda g: pull(g)[0], directions[0])[1](weight)[0]) < (
+        vjp_of = vjp(lambda w: function(x, w, *rest), weight)[1]
+        assert normwise_error(within, vjp(lambda g: vjp_of(g)[0], directions[0])[1](weight)[0]) < (
             ROUNDING
         )
 
@@ -131,33 +131,33 @@ def test_no_grad_within_a_vmap_of_grad_holds_for_the_levels_outside(name: str) -
 
     vmap(grad(loss))(weights).sum().backward()
     factors = [function(x, w, *rest).sum().detach() for w in weights.detach()]
-    for slope, factor in zip(weights.grad, factors, strict=True):  # type: ignore[arg-type]
-        assert normwise_error(slope, 2 * factor.expand_as(slope)) < ROUNDING
+    for gradient, factor in zip(weights.grad, factors, strict=True):  # type: ignore[arg-type]
+        assert normwise_error(gradient, 2 * factor.expand_as(gradient)) < ROUNDING
 
 
 @fused
 def test_a_second_backward_under_saved_tensor_hooks(name: str) -> None:
     x, weight, *rest = _arguments(name)
     leaf = weight.clone().requires_grad_()
-    slopes = []
+    gradients = []
     for block in (contextlib.nullcontext(), torch.autograd.graph.save_on_cpu()):
-        slope = grad(lambda w: _loss(RECORDS[name].function, x, w, *rest))(leaf)
+        gradient = grad(lambda w: _loss(RECORDS[name].function, x, w, *rest))(leaf)
         with block:
-            (second,) = torch.autograd.grad(slope.square().sum(), leaf)
-        slopes.append(second)
-    assert normwise_error(*slopes) < ROUNDING
+            (second,) = torch.autograd.grad(gradient.square().sum(), leaf)
+        gradients.append(second)
+    assert normwise_error(*gradients) < ROUNDING
 
 
 @fused
-def test_the_pull_of_a_pull_over_stacked_weights(name: str) -> None:
+def test_the_vjp_of_a_vjp_over_stacked_weights(name: str) -> None:
     x, weight, *rest = _arguments(name)
     function = RECORDS[name].function
     weights = torch.stack([weight, 0.7 * weight + 0.1])
     results = []
     for backend in (None, "reference"):
         with use_backend(backend) if backend else contextlib.nullcontext():
-            y, pull = vjp(vmap(lambda w: function(x, w, *rest)), weights)
-            outer = vjp(lambda g, pull=pull: pull(g)[0], torch.ones_like(y))[1]
+            y, vjp_of = vjp(vmap(lambda w: function(x, w, *rest)), weights)
+            outer = vjp(lambda g, vjp_of=vjp_of: vjp_of(g)[0], torch.ones_like(y))[1]
             results.append(outer(torch.ones_like(weights))[0])
     assert normwise_error(*results) < ROUNDING
 
@@ -230,11 +230,11 @@ def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
     rows = [x] * 5 if shared else list(x)
     expected = torch.stack([m(row) for m, row in zip(modules, rows, strict=True)])
     losses = [m(row).square().sum() for m, row in zip(modules, rows, strict=True)]
-    slopes = [
+    gradients = [
         torch.autograd.grad(loss, list(m.parameters()))
         for loss, m in zip(losses, modules, strict=True)
     ]
-    expected_grads = [torch.stack(slope) for slope in zip(*slopes, strict=True)]
+    expected_grads = [torch.stack(gradient) for gradient in zip(*gradients, strict=True)]
 
     def together(state: dict[str, Tensor]) -> Tensor:
         return vmap(lambda s, r: functional_call(module, s, r), dims)(state, x)
@@ -274,8 +274,8 @@ def test_second_derivative_over_stacked_modules(backend: str) -> None:
     x = torch.rand(4, 3, dtype=torch.float64) + 0.3
 
     def penalty(s: dict[str, Tensor]) -> Tensor:
-        slope = grad(lambda s: _square(module, s, x))(s)
-        return sum((v.square().sum() for v in slope.values()), x.new_zeros(()))
+        gradient = grad(lambda s: _square(module, s, x))(s)
+        return sum((v.square().sum() for v in gradient.values()), x.new_zeros(()))
 
     with use_backend("reference"):
         expected = vmap(grad(penalty))({name: value.detach() for name, value in state.items()})
@@ -284,9 +284,9 @@ def test_second_derivative_over_stacked_modules(backend: str) -> None:
         {name: value.detach() for name, value in state.items()}
     )
     y = vmap(lambda s: functional_call(module, s, x))(state).square().sum()
-    slopes = torch.autograd.grad(y, list(state.values()), create_graph=True)
+    gradients = torch.autograd.grad(y, list(state.values()), create_graph=True)
     plain = torch.autograd.grad(
-        sum((s.square().sum() for s in slopes), x.new_zeros(())), list(state.values())
+        sum((s.square().sum() for s in gradients), x.new_zeros(())), list(state.values())
     )
     for name, third in zip(state, plain, strict=True):
         for actual in (inside[name], outside[name], third):
@@ -331,8 +331,8 @@ def test_forward_mode(name: str, backend: str) -> None:
     direction = torch.randn_like(y)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(torch.ones_like(y), direction)
-        (slope,) = torch.autograd.grad(y, leaf, dual, retain_graph=True)
-        _, actual = forward_ad.unpack_dual(slope)
+        (gradient,) = torch.autograd.grad(y, leaf, dual, retain_graph=True)
+        _, actual = forward_ad.unpack_dual(gradient)
     assert normwise_error(actual, torch.autograd.grad(y, leaf, direction)[0]) < ROUNDING
 
 

@@ -26,11 +26,11 @@ def solution(
     """The states at irregular times, by many small steps."""
     weights = torch.tensor(exponents, dtype=torch.float64), torch.tensor(rates, dtype=torch.float64)
     dt = float(t.max()) / 2000
-    path, slopes = ode.integrate(
+    path, derivatives = ode.integrate(
         numbers(*u0), weights[0], None, None, weights[1], steps=2001, dt=dt, method="rk4",
         return_derivatives=True, clip=False,
     )  # fmt: skip
-    return ode.interpolate(path, t, dt=dt, method="hermite", derivatives=slopes)
+    return ode.interpolate(path, t, dt=dt, method="hermite", derivatives=derivatives)
 
 
 def noise(u: Tensor, share: float, seed: int = 0) -> Tensor:

@@ -204,7 +204,7 @@ def test_special_values(layer: str, device: str) -> None:
 
 
 def test_gradients_at_states_of_0(device: str) -> None:
-    """The slope from the right, as in the eager loop."""
+    """The derivative from the right, as in the eager loop."""
     u0 = torch.tensor([[1.0, 0, -0.0], [0, 2, 0]], dtype=torch.float64, device=device)
     model, grads = powers_of_three().to(device), []
     for backend in ("triton", "reference"):

@@ -96,8 +96,8 @@ def _ode(
     weight, gate = torch.empty([3, h, d], dtype=dtype), torch.empty([3, d], dtype=dtype)
     u0, tableau = torch.empty([3, starts, d], dtype=dtype), list(METHODS[method])
     weights = (weight, weight if im else None, gate, weight.mT)
-    path, slopes, stages = ode.ode_forward(u0, *weights, tableau, 10, 0.1, EPS, True, True, save)
-    ode.ode_backward(path, slopes, path, *weights, stages, tableau, 0.1, EPS, True, False, 31)
+    path, du_dt, stages = ode.ode_forward(u0, *weights, tableau, 10, 0.1, EPS, True, True, save)
+    ode.ode_backward(path, du_dt, path, *weights, stages, tableau, 0.1, EPS, True, False, 31)
 
 
 HIGHEST = "highest"  # float32 matmul precision

@@ -87,9 +87,9 @@ def _compiled_double(column: Column) -> None:
     layer, x = NPU(3, 2, device=column.device), inputs(column, 5, 3).requires_grad_()
     with _fresh_compiler():
         y = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
-        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
         try:
-            slope.sum().backward()
+            gradient.sum().backward()
         except RuntimeError as error:
             require("does not currently support double backward" in str(error), str(error))
         else:

@@ -77,9 +77,9 @@ def _func(column: Column) -> None:
             def loss(*a: Tensor) -> Tensor:
                 return f(*a).square().sum()
 
-            pulled: Any = torch.func.vjp(f, *leaves)
+            result: Any = torch.func.vjp(f, *leaves)
             values = [*torch.func.grad(loss, indices)(*leaves)]
-            values += pulled[1](torch.ones_like(pulled[0]))
+            values += result[1](torch.ones_like(result[0]))
             values += torch.func.jvp(f, tuple(leaves), tangents)
             values += torch.func.jacrev(f, indices)(*leaves)
             values += torch.func.jacfwd(f, indices)(*leaves)

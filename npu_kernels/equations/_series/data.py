@@ -124,8 +124,8 @@ class Series:
         """Return the series with nodes of no weight that divide the distances into equal parts."""
 
         def between(x: Tensor) -> Tensor:
-            pieces = [x[:, :-1] + x.diff(dim=1) * (part / parts) for part in range(parts)]
-            return torch.cat([torch.stack(pieces, 2).flatten(1, 2), x[:, -1:]], 1)
+            nodes = [x[:, :-1] + x.diff(dim=1) * (part / parts) for part in range(parts)]
+            return torch.cat([torch.stack(nodes, 2).flatten(1, 2), x[:, -1:]], 1)
 
         times, values = between(self.times), between(self.values)
         return replace(self, times=times, values=values, weight=torch.zeros_like(values))

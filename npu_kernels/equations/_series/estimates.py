@@ -200,13 +200,13 @@ class Pinned(Trajectories):
     base: Tensor  # [N], the estimate
     number: Tensor  # [K], the index of the fixed number
     distance: Tensor  # [K]
-    slope: Tensor  # [K, N], of a coefficient's logarithm by its exponents; 0 for other numbers
+    log_change: Tensor  # [K, N], of a coefficient's logarithm by its exponents; 0 for other numbers
     logarithmic: Tensor  # [K], whether the distance is that of a logarithm
 
     def filled(self, x: Tensor) -> Tensor:
         """Return ``x [K, N]`` with the fixed numbers."""
         value = self.base[self.number]
-        far = self.distance + ((x - self.base) * self.slope).sum(1)
+        far = self.distance + ((x - self.base) * self.log_change).sum(1)
         value = torch.where(self.logarithmic, value * far.clamp(max=700).exp(), value + far)
         return x.scatter(1, self.number.unsqueeze(1), value.unsqueeze(1))
 
@@ -221,12 +221,12 @@ class Pinned(Trajectories):
         factor = torch.where(self.logarithmic.unsqueeze(1), x.gather(1, index), 1.0)
         columns = index.unsqueeze(1).expand(-1, j.shape[1], 1)
         column = j.gather(2, columns) * factor.unsqueeze(1)  # [K, R, 1]
-        j = j + column * self.slope.unsqueeze(1)
+        j = j + column * self.log_change.unsqueeze(1)
         return r, j.scatter(2, columns, column)
 
     def lanes(self, index: Tensor) -> Pinned:
         """Return the problem of some of the K candidates."""
-        names = "number", "distance", "slope", "logarithmic"
+        names = "number", "distance", "log_change", "logarithmic"
         return replace(self, **{name: getattr(self, name)[index] for name in names})
 
 
@@ -254,25 +254,28 @@ def _pinned(
     problem, number = candidate.weighted(), torch.tensor(index)
     shape, data = problem.shape, problem.data
     h, d = shape.terms, shape.states
-    slope = torch.zeros(len(index), shape.size, dtype=torch.float64)
+    log_change = torch.zeros(len(index), shape.size, dtype=torch.float64)
     for lane, (i, is_log) in enumerate(zip(index, logarithmic, strict=True)):
         if is_log:
             k = (i - h * d) % h
-            slope[lane, k * d : (k + 1) * d] = data.size.log()
+            log_change[lane, k * d : (k + 1) * d] = data.size.log()
     zero = torch.zeros(len(index), dtype=torch.float64)
     parts = {f.name: getattr(problem, f.name) for f in fields(problem)}
     fixed: dict[str, Any] = {
         "base": candidate.x,
         "number": number,
         "distance": zero,
-        "slope": slope,
+        "log_change": log_change,
     }
     pinned = Pinned(**parts, **fixed, logarithmic=torch.tensor(logarithmic))
     return pinned, candidate.free.expand(len(index), -1).scatter(1, number.unsqueeze(1), False)
 
 
 def _along(pinned: Pinned, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distances' standard errors ``[K]``, and the others' slopes by them ``[K, N]``."""
+    """Return the standard errors of the distances ``[K]``.
+
+    Also return the derivatives of the other numbers with respect to the distances ``[K, N]``.
+    """
     _, j = pinned.jacobian(pinned.base.expand(len(pinned.number), -1))
     column = j.gather(2, pinned.number.view(-1, 1, 1).expand(-1, j.shape[1], 1))
     j = torch.where(free.unsqueeze(1), j, 0.0)

@@ -1,9 +1,9 @@
 """Starts of the search: smoothed series, and products of powers that explain them.
 
-Cubic smoothing splines give states and slopes. All columns of a series have one smoothness, by
+Cubic smoothing splines give states and derivatives. All columns of a series have one smoothness, by
 generalised cross-validation (Craven and Wahba 1979): states of one system change at one pace, and
-few points of one column may not tell it. The sets of terms that explain states and slopes best
-become the starts; coefficients are least squares of the slopes.
+few points of one column may not tell it. The sets of terms that explain states and derivatives best
+become the starts; coefficients are least squares of the derivatives.
 
 Half of the sets are of simple products, and a third of products of integer powers, whose exponents
 stay. The others are drawn.
@@ -31,7 +31,7 @@ from npu_kernels.equations._series.sensitivity import Shape
 # The sets are of simple products, from the library of `npu_kernels.equations`, or of products of
 # integer powers. They are chosen for all states together: all pairs are tried, with each of the
 # best smaller sets. Their integrals are to explain the distance of the states from the first ones,
-# which is less noisy than slopes (Dattner and Klaassen 2015).
+# which is less noisy than derivatives (Dattner and Klaassen 2015).
 
 MAX_DEGREES = {1: 6, 2: 6}  # of products of integer powers, by the number of states
 MAX_DEGREE = 3  # of more states
@@ -266,7 +266,7 @@ def integrals(values: Tensor, lengths: Tensor) -> Tensor:
 
     lengths ``[S, M - 1]``: from node to node; 0 behind the last node of a shorter series.
 
-    The trapezoidal rule with its first correction, whose slopes are those of parabolas through
+    The trapezoidal rule with its first correction, whose derivatives are those of parabolas through
     three nodes: without noise, sets of nearly the same integrals are distinguished.
     """
     h = lengths.unsqueeze(2)
@@ -276,11 +276,11 @@ def integrals(values: Tensor, lengths: Tensor) -> Tensor:
         return areas
     share = h[:, 1:] / (h[:, 1:] + h[:, :-1]).clamp(min=1e-300)
     inner = share * chords[:, :-1] + (1 - share) * chords[:, 1:]
-    slopes = torch.cat([2 * chords[:, :1] - inner[:, :1], inner], 1)
-    ends = 2 * chords - slopes  # slopes where an interval ends, by the same parabola
+    derivatives = torch.cat([2 * chords[:, :1] - inner[:, :1], inner], 1)
+    ends = 2 * chords - derivatives  # derivatives where an interval ends, by the same parabola
     is_last = torch.nn.functional.pad(h[:, 1:] == 0, (0, 0, 0, 1), value=True)
-    after = torch.where(is_last, ends, torch.cat([slopes[:, 1:], ends[:, -1:]], 1))
-    corrections = h.square() / 12 * (after - slopes)
+    after = torch.where(is_last, ends, torch.cat([derivatives[:, 1:], ends[:, -1:]], 1))
+    corrections = h.square() / 12 * (after - derivatives)
     return (areas - corrections).cumsum(1)
 
 
@@ -314,19 +314,19 @@ def _extended(A: Tensor, Y: Tensor, sets: list[tuple[int, ...]]) -> list[tuple[i
 MIN_SAMPLES = 4  # of a column, for a smoothing spline
 EXACT_SPLINE = 1e-6  # relative residuals below count as exact
 MIN_SIZE = 0.1  # of a column's root mean square: of a value, where errors are in proportion
-MIN_AMOUNT = 1e-5  # of a column's size, where slopes are matched
+MIN_AMOUNT = 1e-5  # of a column's size, where derivatives are matched
 SAMPLED = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
 SAMPLED_SETS = 4096  # of exponents
-SLOPES_RIDGE = 1e-6  # of the normal equations, whose columns have length 1
+DERIVATIVES_RIDGE = 1e-6  # of the normal equations, whose columns have length 1
 KINDS = "simple", "whole", "simple", "drawn", "simple", "whole"  # of the starts, in turn
 
 
 def smoothed(data: Series) -> tuple[Tensor, Tensor]:
-    """Return states and slopes ``[S, M, D]`` at the nodes; nan in columns of too few samples."""
+    """Return states and derivatives ``[S, M, D]`` at the nodes; nan without enough samples."""
     import numpy as np
 
     states = torch.full_like(data.values, math.nan)
-    slopes = torch.full_like(data.values, math.nan)
+    derivatives = torch.full_like(data.values, math.nan)
     noise = torch.zeros(data.values.shape[2], dtype=torch.float64)
     for s in range(len(data.times)):
         for curve in _splines(data, s):
@@ -334,12 +334,12 @@ def smoothed(data: Series) -> tuple[Tensor, Tensor]:
             nodes = data.times[s].clamp(float(distinct[0]), float(distinct[-1])).numpy()
             value, rate = torch.from_numpy(line(nodes)), torch.from_numpy(line.derivative()(nodes))
             states[s, :, d] = value.exp() if data.relative else value
-            slopes[s, :, d] = value.exp() * rate if data.relative else rate
+            derivatives[s, :, d] = value.exp() * rate if data.relative else rate
             noise[d] = max(float(noise[d]), math.sqrt(float(np.mean(curve.residuals**2))))
     states[:, 0] = torch.where(data.start.isnan() | ~data.observed, states[:, 0], data.start)
     # Below a tenth of the noise nothing is known of an amount's logarithm.
     floor = torch.where(data.positive, (noise / 10).clamp(min=MIN_AMOUNT), -math.inf)
-    return torch.maximum(states, floor) if not data.relative else states, slopes
+    return torch.maximum(states, floor) if not data.relative else states, derivatives
 
 
 def sized(data: Series) -> Series:
@@ -442,7 +442,7 @@ def _roughness(times: bytes) -> tuple[Any, Any]:
 def matched(
     data: Series,
     states: Tensor,
-    slopes: Tensor,
+    derivatives: Tensor,
     shape: Shape,
     fixed: Tensor,
     signed: Tensor,
@@ -460,7 +460,7 @@ def matched(
     integer = integer_sets(course, shape, fixed)
     random = drawn(max(SAMPLED_SETS, count), shape, signed, stream("time series", seed))
     random[:, : len(fixed)] = fixed
-    remainders = torch.cat([_solved(part, states, slopes)[1] for part in random.split(512)])
+    remainders = torch.cat([_solved(part, states, derivatives)[1] for part in random.split(512)])
     random = random[remainders.nan_to_num(math.inf).argsort(stable=True)]
     kinds = {
         "simple": ((u, (u != 0) & ~signed, used) for u, used in simple),
@@ -473,7 +473,7 @@ def matched(
             break
         starts.append(next(kinds[kind], ()) or next(kinds["drawn"]))
     exponents, free, used = map(torch.stack, zip(*starts, strict=True))
-    coefficients = _solved(exponents, states, slopes, used.unsqueeze(1).double())[0]
+    coefficients = _solved(exponents, states, derivatives, used.unsqueeze(1).double())[0]
     return exponents, coefficients, free, used
 
 
@@ -490,21 +490,21 @@ def drawn(count: int, shape: Shape, signed: Tensor, generator: torch.Generator) 
 
 
 def _solved(
-    exponents: Tensor, states: Tensor, slopes: Tensor, used: Tensor | float = 1.0
+    exponents: Tensor, states: Tensor, derivatives: Tensor, used: Tensor | float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Fit the slopes: coefficients ``[K, D, h]``, and remainders over the slopes' sizes ``[K]``.
+    """Fit the derivatives: coefficients ``[K, D, h]``, and relative remainders ``[K]``.
 
     used ``[K, 1, h]``: 0 for absent terms.
     """
-    keep = slopes.isfinite().all(-1) & states.isfinite().all(-1)
-    X, Y = states[keep], slopes[keep]
+    keep = derivatives.isfinite().all(-1) & states.isfinite().all(-1)
+    X, Y = states[keep], derivatives[keep]
     logarithms = (X.abs().clamp(min=1e-12).log() @ exponents.mT).clamp(-30, 30)
     P = torch.exp(logarithms) * used  # [K, rows, h]
     if (X < 0).any():
         P = P * (1 - 2 * (((X < 0).double() @ exponents.round().abs().mT) % 2))
     length = P.norm(dim=1, keepdim=True).clamp(min=1e-30)
     Q = P / length
-    gram = Q.mT @ Q + SLOPES_RIDGE * torch.eye(Q.shape[2], dtype=Q.dtype)
+    gram = Q.mT @ Q + DERIVATIVES_RIDGE * torch.eye(Q.shape[2], dtype=Q.dtype)
     c = torch.linalg.solve(gram, Q.mT @ Y)
     remainder = (Y - Q @ c).square().sum(1) / Y.square().sum(0).clamp(min=1e-30)
     return (c / length.mT).mT, remainder.sum(1)

@@ -71,7 +71,7 @@ NO_EQUATION = (
 SEGMENT_STEPS = 4  # of Runge and Kutta from node to node
 SERIES_STEPS, MIN_REPLAYS = 400, 2  # of a series, with which the search begins; from node to node
 SEGMENTS, HORIZON, TRAJECTORY, LAST = 40, 10, 30, 60  # steps of least squares
-PIECES = (0.1, 0.25, 0.5)  # of the nodes: pieces that begin at smoothed states
+WINDOWS = (0.1, 0.25, 0.5)  # of the nodes: windows that begin at smoothed states
 HORIZONS = (0.25, 0.5)  # of the nodes: beginnings that are fitted first, where states are unknown
 SMALL_RATE = 1e-3  # scaled: of starts that would have the wrong sign
 SMALLEST_BATCH = 12  # starts that are searched at once
@@ -87,7 +87,7 @@ MAX_EXCHANGES = 4  # from the best candidate to one of another product
 PARTS = 4  # of the distance between two nodes
 LOWEST_AMOUNT = 1e-9  # scaled: of a trajectory, along which there are powers
 MAX_CLIMBS = 12  # from a candidate to a better alternative
-ALL_STEPS = SEGMENTS + len(PIECES) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
+ALL_STEPS = SEGMENTS + len(WINDOWS) * HORIZON + TRAJECTORY + LAST + 40  # for the progress
 
 
 class NoEquationError(RuntimeError):
@@ -107,10 +107,10 @@ class Search:
         self.data, self.starts, self.seed, self.job = data, starts, seed, job
         self.rules, self.method = rules, method
         self.shape = rules.shape(terms, data)
-        self.smooth, self.slopes = smoothed(data)
+        self.smooth, self.derivatives = smoothed(data)
         if data.inputs:  # known, and no equation is to explain their slopes
             self.smooth[..., -data.inputs :] = data.values[..., -data.inputs :]
-            self.slopes[..., -data.inputs :] = 0
+            self.derivatives[..., -data.inputs :] = 0
         self.is_complete = bool(self.smooth.isfinite().all())  # every state at every node
 
     def begin(self, power: RealNPU, nau: NAU) -> tuple[Tensor, Tensor]:
@@ -154,7 +154,7 @@ class Search:
         signed = fixed.all(0)
         if self.is_complete:
             # The data tell nothing of powers of a state that has one value: here it is 1.
-            smoothed_states = self.smooth.masked_fill(constant, 1.0), self.slopes
+            smoothed_states = self.smooth.masked_fill(constant, 1.0), self.derivatives
             exponents, coefficients, free, used = matched(
                 self.data, *smoothed_states, shape, self.rules.terms, signed, self.starts, self.seed
             )
@@ -412,7 +412,7 @@ class Search:
         if both:  # steps that solve the candidates that are given, if there are some
             problem = solved(problem, x, free)[0]
         if self.is_complete:
-            fitted = self.pieces(problem, x, free)
+            fitted = self.fit_windows(problem, x, free)
             x, free = (torch.cat([x, fitted]), torch.cat([free, free])) if both else (fitted, free)
         for share in () if self.is_complete else HORIZONS:
             part = problem.first(max(3, round(share * nodes)))
@@ -421,10 +421,10 @@ class Search:
         x, error = minimise(problem, x, free, TRAJECTORY, 1e-3, self.job)
         return self.leading(problem, x, free) if error.isfinite().any() else []
 
-    def pieces(
+    def fit_windows(
         self, problem: Trajectories, x: Tensor, free: Tensor, steps: int = SEGMENT_STEPS
     ) -> Tensor:
-        """Fit exponents and coefficients to segments from node to node, then to longer pieces.
+        """Fit exponents and coefficients to segments from node to node, then to longer windows.
 
         steps: of a segment. Longer segments take the steps of the problem.
         """
@@ -433,7 +433,7 @@ class Search:
         method = problem.method
         segments = Segments(self.data, self.shape, steps, self.smooth, method=method)
         x, _ = minimise(segments, x, only, SEGMENTS, 1e-4, self.job)
-        for share in PIECES:
+        for share in WINDOWS:
             count = max(2, round(share * self.data.times.shape[1]))
             part, lanes = windows(problem, x, self.smooth, count)
             mask = torch.zeros_like(lanes, dtype=torch.bool)
@@ -453,7 +453,7 @@ class Search:
             problem, values = solved(problem, x, free[chosen])
         if self.is_complete and values.min() > coarse_values.min() + LOST_CRITERION:
             others = _varied(coarse_values, kinds)
-            refit = self.refit_in_pieces(coarse.finer(), coarse_x[others], free[others])
+            refit = self.refit_in_windows(coarse.finer(), coarse_x[others], free[others])
             if refit[2].min() < values.min():
                 chosen, (problem, x, values) = others, refit
         candidates: dict[Form, Candidate] = {}
@@ -473,18 +473,18 @@ class Search:
         rest = [replace(candidate, problem=first.problem) for candidate in other_candidates]
         return [first, *(refitted(rest, self.job) if rest else [])]
 
-    def refit_in_pieces(
+    def refit_in_windows(
         self, problem: Trajectories, x: Tensor, free: Tensor
     ) -> tuple[Trajectories, Tensor, Tensor]:
         """Fit candidates again with accurate steps; return their problem, numbers and criteria.
 
         Where neighbouring trajectories part fast, numbers that were fitted with coarse steps are no
-        start for the whole series with accurate ones. They are a start for its pieces.
+        start for the whole series with accurate ones. They are a start for its windows.
         """
         first, lowest = self.first(len(x)).flatten(1), math.inf
         while True:
             x = torch.cat([x[:, : self.shape.weights], first], 1)
-            x = self.pieces(problem, x, free, max(SEGMENT_STEPS, problem.steps))
+            x = self.fit_windows(problem, x, free, max(SEGMENT_STEPS, problem.steps))
             x, _ = minimise(problem, x, free, TRAJECTORY, 1e-5, self.job)
             fine, values = solved(problem, x, free)
             falls = values.min() < lowest - SAME_BIC and not self.job.pressed

@@ -290,9 +290,9 @@ def chained(for_weights: Tensor, for_u: Tensor) -> Tensor:
 def windows(
     problem: Trajectories, x: Tensor, smooth: Tensor, nodes: int
 ) -> tuple[Trajectories, Tensor]:
-    """Return the series in pieces of `nodes` segments, each a series, and the candidates for them.
+    """Return the series in windows of `nodes` segments, each a series, and the candidates for them.
 
-    smooth ``[S, M, D]``: smoothed states, with which the pieces begin.
+    smooth ``[S, M, D]``: smoothed states, with which the windows begin.
     """
     data, shape = problem.data, problem.shape
     last = data.times.shape[1] - 1
@@ -302,18 +302,18 @@ def windows(
     is_smoothed = data.start.isnan().unsqueeze(1) | (begin > 0).view(1, -1, 1)
     first = torch.where(is_smoothed, smooth[:, begin], data.start[:, None])
     weight = torch.where(beyond[..., None], 0.0, data.weight[:, nodes_of]).flatten(0, 1)
-    pieces = replace(
+    windowed = replace(
         data,
         times=data.times[:, nodes_of].flatten(0, 1),
         values=data.values[:, nodes_of].flatten(0, 1),
         weight=weight,
         start=first.flatten(0, 1),
     )
-    window_shape = replace(shape, series=len(pieces.start))
+    window_shape = replace(shape, series=len(windowed.start))
     exponents, rates, _ = shape.split(x)
-    starts = pieces.start.expand(len(x), -1, -1)
+    starts = windowed.start.expand(len(x), -1, -1)
     equations = window_shape.join(exponents, rates, starts)
-    return replace(problem, data=pieces, shape=window_shape), equations
+    return replace(problem, data=windowed, shape=window_shape), equations
 
 
 @dataclass(frozen=True)

@@ -373,12 +373,12 @@ def _foreseen(
         gone[n, list(lost)] = 1.0
     chosen = torch.tensor(rows, dtype=torch.long).view(-1, width)
     off = gone * (candidate.x[candidate.free] * size[:p])
-    slope = along[chosen] - (off @ gram[:p]).gather(1, chosen)
+    gradient = along[chosen] - (off @ gram[:p]).gather(1, chosen)
     matrix = gram[chosen.unsqueeze(2), chosen.unsqueeze(1)]
     is_none = (chosen == none).unsqueeze(2)
     matrix = torch.where(is_none, torch.eye(width, dtype=matrix.dtype), matrix)
-    move = -torch.linalg.solve(matrix, slope.unsqueeze(2)).squeeze(2)
-    squares = ((off @ gram[:p, :p]) * off).sum(1) - 2 * off @ along[:p] + (move * slope).sum(1)
+    move = -torch.linalg.solve(matrix, gradient.unsqueeze(2)).squeeze(2)
+    squares = ((off @ gram[:p, :p]) * off).sum(1) - 2 * off @ along[:p] + (move * gradient).sum(1)
     count = [len(plan.rows) - len(plan.gone) for plan in plans]
     price = math.log(int(candidate.problem.data.seen.sum()))
     moves = torch.zeros(len(plans), none + 1, dtype=move.dtype).scatter(1, chosen, move) / size

@@ -128,12 +128,12 @@ def _growing(rows: Rows, errors: Array, is_like: Array) -> str:
 def _clumps(rows: Rows, errors: Array) -> str:
     """Residuals are in two clumps that are farther from each other than each is wide."""
     some = np.sort(errors[_once(rows)])
-    fewest = max(MIN_IN_CLUMP, math.ceil(CLUMP_SHARE * len(some)))
-    is_few = len(some) < 2 * fewest or not np.isfinite(some[[0, -1]]).all()
+    min_size = max(MIN_IN_CLUMP, math.ceil(CLUMP_SHARE * len(some)))
+    is_few = len(some) < 2 * min_size or not np.isfinite(some[[0, -1]]).all()
     if is_few or len(np.unique(rows.y)) <= FEW_VALUES:
         return ""
-    first = fewest + int(
-        np.diff(some)[fewest - 1 : len(some) - fewest].argmax()
+    first = min_size + int(
+        np.diff(some)[min_size - 1 : len(some) - min_size].argmax()
     )  # of the upper one
     gap = some[first] - some[first - 1]
     if gap <= CLUMP_GAP * max(some[first - 1] - some[0], some[-1] - some[first]):

@@ -709,9 +709,9 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             if not results or results[-1].complete:
                 results.append(limited(rows, replace(settings, steps=steps(o)), powers))
                 continue
-            fewest = 1 if rows.limits is None else max(1, len(rows.limits.terms))
+            min_terms = 1 if rows.limits is None else max(1, len(rows.limits.terms))
             short = replace(
-                settings, max_terms=fewest, starts=SHORT_STARTS, leave_out=None, ratios=False
+                settings, max_terms=min_terms, starts=SHORT_STARTS, leave_out=None, ratios=False
             )
             results.append(replace(limited(rows, short, powers), complete=False))
         return results

@@ -36,7 +36,7 @@ from npu_kernels.equations._table.estimator import NPURegressor
 BEAT = 1.0  # seconds between signs of life
 SILENCE = 300.0  # seconds without one, after which a rank counts as lost
 POLL = 0.05  # seconds between two looks, times the ranks: the store's load does not grow with them
-PIECE = 2**22  # bytes of one value; a TCPStore takes 8 MiB
+CHUNK = 2**22  # bytes of one value; a TCPStore takes 8 MiB
 
 _numbers = itertools.count()  # of the exchanges, the same on every rank
 
@@ -111,15 +111,15 @@ class Exchange:
 
     def _send(self, value: Any) -> None:
         data = pickle.dumps(value)
-        pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
-        for index, piece in enumerate(pieces):
-            self.store.set(f"piece/{self.rank}/{index}", piece)  # type: ignore[arg-type]
-        self.store.set(f"value/{self.rank}", str(len(pieces)))
+        chunks = [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
+        for index, chunk in enumerate(chunks):
+            self.store.set(f"chunk/{self.rank}/{index}", chunk)  # type: ignore[arg-type]
+        self.store.set(f"value/{self.rank}", str(len(chunks)))
         self.sent = True
 
     def _receive(self, rank: int) -> Any:
-        pieces = range(int(self.store.get(f"value/{rank}")))
-        return pickle.loads(b"".join([self.store.get(f"piece/{rank}/{index}") for index in pieces]))
+        chunks = range(int(self.store.get(f"value/{rank}")))
+        return pickle.loads(b"".join([self.store.get(f"chunk/{rank}/{index}") for index in chunks]))
 
     def _arrivals(self, key: str, lost: set[int] | None = None) -> Iterator[int]:
         """Yield the other ranks that have set `key`, as they do so.

@@ -298,13 +298,15 @@ class _Search:
             if not np.isfinite(C).all():
                 continue
             squares = b[:, :, None] * b[:, None, :]
-            errors = _least(C - squares)
+            errors = _smallest_eigenvalue(C - squares)
             for k in np.argsort(errors)[:PAIRS].tolist():
                 yield float(errors[k]), ((k,), pair)
             g = G[i, j, None, None]
             cross = b[i, :, None] * b[j, None, :]
             both = squares[i] + squares[j] - g * (cross + cross.transpose(0, 2, 1))
-            errors = np.where(abs(g[:, 0, 0]) < 1 - 1e-6, _least(C - both / (1 - g * g)), math.inf)
+            errors = np.where(
+                abs(g[:, 0, 0]) < 1 - 1e-6, _smallest_eigenvalue(C - both / (1 - g * g)), math.inf
+            )
             for k in np.argpartition(errors, min(PAIRS, len(errors) - 1))[:PAIRS].tolist():
                 yield float(errors[k]), ((int(i[k]), int(j[k])), pair)
 
@@ -319,7 +321,9 @@ class _Search:
             N, Y, _ = self._divided(pair)
             G = (N.T @ N + DIAGONAL * np.eye(count))[sets[:, :, None], sets[:, None, :]]
             b = (N.T @ Y)[sets]
-            errors = _least((Y.T @ Y)[None] - b.transpose(0, 2, 1) @ np.linalg.solve(G, b))
+            errors = _smallest_eigenvalue(
+                (Y.T @ Y)[None] - b.transpose(0, 2, 1) @ np.linalg.solve(G, b)
+            )
             for k in np.argsort(errors)[:PAIRS].tolist():
                 scored.append((float(errors[k]), (tuple(sets[k].tolist()), pair)))
         return [terms for _, terms in sorted(scored, key=lambda pair: pair[0])[:MORE]]
@@ -367,7 +371,7 @@ class _Search:
                 if len(stay) <= max_terms:
                     Q = np.linalg.qr(N[:, stay])[0]
                     rest = Y - Q @ (Q.T @ Y)
-                    error = float(_least((rest.T @ rest)[None])[0])
+                    error = float(_smallest_eigenvalue((rest.T @ rest)[None])[0])
                     shorter.setdefault(len(stay), []).append((error, (tuple(stay.tolist()), pair)))
         best = (sorted(sets, key=lambda pair: pair[0])[:MORE] for sets in shorter.values())
         return [terms for sets in best for _, terms in sets]
@@ -381,7 +385,7 @@ class _Search:
             N, Y = N - Q @ (Q.T @ N), Y - Q @ (Q.T @ Y)
             length = (N**2).sum(0)
             b = N.T @ Y / np.sqrt(np.maximum(length, 1e-9))[:, None]
-            errors = _least((Y.T @ Y)[None] - b[:, :, None] * b[:, None, :])
+            errors = _smallest_eigenvalue((Y.T @ Y)[None] - b[:, :, None] * b[:, None, :])
             for k in np.flatnonzero(length > 1e-6).tolist():
                 yield float(errors[k]), (tuple(sorted((*above, k))), below)
         if len(below) < max_terms:
@@ -390,7 +394,7 @@ class _Search:
                 N, Y, _ = self._divided(more)
                 Q = np.linalg.qr(N[:, list(above)])[0]
                 Y = Y - Q @ (Q.T @ Y)
-                yield float(_least((Y.T @ Y)[None])[0]), (above, more)
+                yield float(_smallest_eigenvalue((Y.T @ Y)[None])[0]), (above, more)
 
     # ---- fits ------------------------------------------------------------------------------------
 
@@ -449,8 +453,8 @@ def _shorter(terms: Terms) -> Iterator[Terms]:
         yield from ((above, below[:k] + below[k + 1 :]) for k in range(len(below)))
 
 
-def _least(C: Array) -> Array:
-    """The least eigenvalues of matrices ``[S, d, d]``."""
+def _smallest_eigenvalue(C: Array) -> Array:
+    """The smallest eigenvalues of matrices ``[S, d, d]``."""
     C = np.nan_to_num(C, nan=1e300, posinf=1e300, neginf=1e300)
     if C.shape[1] == 2:
         half = (C[:, 0, 0] - C[:, 1, 1]) / 2

@@ -311,8 +311,8 @@ def freedom(problem: Data, variances: Iterable[float], press: float) -> list[flo
     nats = []
     for variance in variances:
         error = math.sqrt(2 * math.pi * max(float(variance) * noise, 1e-300))
-        fewest = 1.0 if variance < math.inf else UNTOLD_NATS
-        nats.append(inputs + max(fewest, width - math.log(error)))
+        min_nats = 1.0 if variance < math.inf else UNTOLD_NATS
+        nats.append(inputs + max(min_nats, width - math.log(error)))
     return nats
 
 
@@ -356,21 +356,21 @@ def jacobian(problem: Problem, candidate: Sum, P: Array, root: Array | None = No
     J[:, :K] = P
     c = of_rows(candidate.c, problem.group)[..., k]
     np.multiply(P[:, k] * c, problem.logs[:, i], out=J[:, K:])
-    slope, p = problem.weight, problem.power
+    derivative, p = problem.weight, problem.power
     # A ratio is linear in the coefficients of its numerator.
     above = len(candidate.c) - problem.below
     if problem.function is not None:
         sums = problem.total(P[:, :above], candidate.c[:above])
-        slope = slope * problem.steepness(problem.function, sums)
+        derivative = derivative * problem.steepness(problem.function, sums)
     elif problem.factor:
         sums = problem.total(P[:, :above], candidate.c[:above])
-        slope = slope / (p * np.maximum(sums, 1e-300))
+        derivative = derivative / (p * np.maximum(sums, 1e-300))
     elif p != 1:
         sums = np.abs(problem.total(P[:, :above], candidate.c[:above]))
         sums = np.maximum(sums, 1e-300)
-        slope = slope * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
+        derivative = derivative * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
     with np.errstate(over="ignore", invalid="ignore"):
-        J *= slope[:, None]
+        J *= derivative[:, None]
     return J if root is None else J * root[:, None]
 
 

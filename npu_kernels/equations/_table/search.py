@@ -334,12 +334,12 @@ def _one_power(
     starts, count = settings.starts, SIMPLIFIED
     if not first:
         starts, count = max(8, starts // 2), count // 2
-    fixed, fewest = data.fixed, max(1, data.fixed)
+    fixed, min_terms = data.fixed, max(1, data.fixed)
     # Where the units leave no exponent free there is one product of powers.
     has_choice = inputs and len(library.u)
-    max_terms = min(settings.max_terms, max(1, len(training) - 1)) if has_choice else fewest
-    errors += [math.inf] * (fewest - 1)
-    for terms in range(fewest, max_terms + 1):
+    max_terms = min(settings.max_terms, max(1, len(training) - 1)) if has_choice else min_terms
+    errors += [math.inf] * (min_terms - 1)
+    for terms in range(min_terms, max_terms + 1):
         fitted = partial(_fitted, solver, large, library, beam, terms, starts, generator)
         beam = steps.points(generator, fitted)
         if terms == 1 and not (first or fixed) and max_terms > 1:  # each power has the same
@@ -380,15 +380,15 @@ def chosen_rows(data: AllRows, training: Array, seed: int) -> tuple[Problem, Pro
 
     They are the same rows for every form: criteria of other rows could not be compared.
     """
-    order, fewest = np.random.default_rng([seed, 3]).permutation(len(training)), 0
+    order, min_rows = np.random.default_rng([seed, 3]).permutation(len(training)), 0
     if data.group is not None:
         group = data.group[training]
-        order, fewest = balanced(group, order), ROWS_OF_GROUP * int(group[-1] + 1)
-    first = max(SEARCH_ROWS, fewest)
+        order, min_rows = balanced(group, order), ROWS_OF_GROUP * int(group[-1] + 1)
+    first = max(SEARCH_ROWS, min_rows)
     few = data.take(training[np.sort(order[:first])])
     if len(training) <= first:
         return few, few
-    return few, data.take(training[np.sort(order[: max(MORE_ROWS, fewest)])])
+    return few, data.take(training[np.sort(order[: max(MORE_ROWS, min_rows)])])
 
 
 def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:

@@ -328,5 +328,5 @@ class GroupSolver(Solver):
         products = (sums[..., m:] * (c[:, :, a] * c[:, :, b]).unsqueeze(3)).sum(1)
         H = products[:, index][..., self.inner].permute(0, 1, 3, 2, 4).reshape(S, K * m, K * m)
         H = H - (flat.transpose(2, 3) @ (inverse.reshape(S, G, K, K) @ flat)).sum(1)
-        slopes = (A * r.unsqueeze(2)) @ self.logs.view(G, n, m) * c.unsqueeze(3)
-        return H, slopes.sum(1).reshape(S, K * m)
+        gradients = (A * r.unsqueeze(2)) @ self.logs.view(G, n, m) * c.unsqueeze(3)
+        return H, gradients.sum(1).reshape(S, K * m)
