@@ -77,7 +77,11 @@ class Place:
 
 
 def places() -> tuple[list[Place], dict[str, str]]:
-    """Return the places that run here, and the reasons of those that do not."""
+    """Return the backends that can be checked here, and why each of the others cannot.
+
+    Returns one `Place` for each device, backend and instruction set, and a dictionary from the name
+    of an unavailable backend to the reason.
+    """
     runs: list[Place] = []
     absent = {}
     for device in ("cpu", "cuda"):

@@ -243,13 +243,13 @@ def check_module(function: str, name: str, value: Any) -> None:
 
 
 class NonFiniteError(FloatingPointError):
-    """A value is inf or nan; an ArithmeticError too.
+    """A value is inf or nan.
 
     `npu_kernels.ode` and `npu_kernels.training.debug` raise it under their own names.
 
-    message: names the model and the step, or the module, the unit and the row.
+    message: names the model and the step, or the module, the output and the row.
     first: in `ode`, the first such step of each trajectory (`ode.first_nonfinite`), else None.
-    found: in `trace`, the `debug.NonFinite` record, else None.
+    found: in `debug`, the `NonFinite` record, else None.
     """
 
     def __init__(self, message: str, first: Any = None, *, found: Any = None) -> None:

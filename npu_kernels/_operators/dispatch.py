@@ -218,10 +218,10 @@ def _forced_backend(name: str, device: torch.device) -> str:
 def backend_for(tensor: Tensor) -> str:
     """Return the name of the backend that computes a call with this tensor.
 
-    While `torch.jit.trace` records, it is "reference": only the formulas can be recorded with their
-    derivatives. While `torch.onnx.export` records, too: ONNX has no operators of this package.
-    Raises RuntimeError, with every candidate and its reason, when the backend that
-    `use_backend` forces cannot run.
+    During `torch.jit.trace` and `torch.onnx.export` the name is "reference". A trace needs
+    operations whose derivatives it can record, and ONNX has no operators of this package. Raises
+    RuntimeError, with every candidate and its reason, when the backend that `use_backend` forces
+    cannot run.
     """
     compiling = is_compiling()
     if is_tracing() or (compiling and torch.onnx.is_in_onnx_export()):

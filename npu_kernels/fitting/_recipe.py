@@ -46,8 +46,8 @@ class Recipe:
         refine: L-BFGS evaluations before rounding.
         settle: L-BFGS evaluations after rounding the weights of NPU, RealNPU and NaiveNPU, and
             again after rounding the other weights.
-        rows: training rows of an evaluation in refine and in settle; or four times the number of
-            fitted parameters, divided by the number of outputs, if that is more.
+        rows: numbers of training rows that an L-BFGS evaluation uses in refine and in settle, but
+            at least four times the number of fitted parameters, divided by the number of outputs.
         denominators: weights are rounded to fractions with denominators up to each of these
             numbers.
         slack: a simpler candidate is selected if its held-out error is at most ``1 + slack`` times

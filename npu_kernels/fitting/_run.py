@@ -346,7 +346,10 @@ class FitJob:
 
     @torch.no_grad()
     def advance(self, rounds: int) -> None:
-        """Make rounds, steps of Adam or evaluations of L-BFGS of all models, fewer at the end."""
+        """Make this many rounds, or fewer if the fit ends earlier.
+
+        A round is one step of Adam, or one L-BFGS evaluation, of all models.
+        """
         rounds = check_whole(self.function, "rounds", rounds, 0)
         begin = time.perf_counter()
         with torch.autocast(self.template.device.type, enabled=False):
@@ -388,7 +391,7 @@ class FitJob:
 
     @torch.no_grad()
     def note(self) -> str:
-        """Return what the progress shows after the time."""
+        """Return the text that the progress display shows after the time."""
         best = f", error {self.history[-1]['worst']:.1e}" if self.history else ""
         solved = f", {int(self.solved.sum())} of {self.problems} solved"
         return f"{self.alive} models{best}{solved if self.problems > 1 else ''}"
@@ -423,7 +426,7 @@ class FitJob:
     def error_of(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the best models' mean squared errors ``[problems]`` on other rows.
 
-        They are weighted as those of the loss.
+        The errors are weighted as in the loss.
         """
         device = self.template.device
         x, y = self.scale.divided(x.to(device), y.to(device))
@@ -433,7 +436,7 @@ class FitJob:
     # ---- fits after this one ---------------------------------------------------------------------
 
     def follow(self, name: str, run: FitJob, file: Checkpoint | None) -> None:
-        """Keep a fit after this one, which is saved with it; continue it from the file's state."""
+        """Save a later fit together with this one. If the file has its state, continue from it."""
         if file is not None and name in self.saved_later:
             try:
                 run.restore(self.saved_later[name])
@@ -442,7 +445,7 @@ class FitJob:
         self.later[name] = run
 
     def all_seconds(self) -> float:
-        """Return the seconds of this fit and of those after it."""
+        """Return the seconds of this fit and of all later fits."""
         return self.seconds + sum(run.all_seconds() for run in self.later.values())
 
     # ---- saved and continued ---------------------------------------------------------------------
@@ -481,7 +484,10 @@ class FitJob:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`; ValueError, before any change, for a wrong or another fit's."""
+        """Continue from a `state`; raise ValueError if it is invalid or of another fit.
+
+        An error changes nothing.
+        """
         if not isinstance(state, dict) or "fingerprint" not in state:
             raise ValueError("it is no state of a fit: without fingerprint")
         check_same(state["fingerprint"], self.fingerprint)

@@ -116,7 +116,8 @@ def from_parameters(
         gate_gradient: "clip" or "straight_through".
         layout: "julia" or "pytorch"; None: recognised by the names.
 
-    Returns a `NPU`, `RealNPU` or `NaiveNPU`. Raises ValueError for names or shapes of no layout.
+    Returns a `NPU`, `RealNPU` or `NaiveNPU`. Raises ValueError if names or
+    shapes match no layout.
     """
     if not isinstance(parameters, Mapping):
         got = type(parameters).__name__
@@ -427,9 +428,8 @@ def swap(
         ValueError: before anything is changed: the model has no layer that is recognised and
             none of this package; a layer has the parameter names but computes another function, or
             adds another eps; a layer was compiled on its own (``layer.compile()``), or its forward
-            was replaced on the instance; a
-            third-party layer has hooks, is sharded, or would lose something that `allow` does not
-            name.
+            was replaced on the instance; a third-party layer has hooks, is sharded, or would lose
+            something that `allow` does not name.
         RuntimeError: the model cannot be copied.
 
     Layers with parameter names other than these, parametrized layers, and classes derived from this

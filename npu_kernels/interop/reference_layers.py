@@ -47,35 +47,35 @@ def _power(layer: layers.PowerLayer, x: Tensor) -> Tensor:
 
 
 class NPU(layers.NPU):
-    """Neural Power Unit, a layer, eager: `npu_kernels.NPU` by `reference.npu`."""
+    """`npu_kernels.NPU` in eager PyTorch: `reference.npu`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _power(self, x)
 
 
 class RealNPU(layers.RealNPU):
-    """Real Neural Power Unit, a layer, eager: `npu_kernels.RealNPU` by `reference.npu`."""
+    """`npu_kernels.RealNPU` in eager PyTorch: `reference.npu`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _power(self, x)
 
 
 class NaiveNPU(layers.NaiveNPU):
-    """Naive Neural Power Unit, a layer, eager: `npu_kernels.NaiveNPU` by `reference.npu`."""
+    """`npu_kernels.NaiveNPU` in eager PyTorch: `reference.npu`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _power(self, x)
 
 
 class NMU(layers.NMU):
-    """Neural Multiplication Unit, a layer, eager: `npu_kernels.NMU` by `reference.nmu`."""
+    """`npu_kernels.NMU` in eager PyTorch: `reference.nmu`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _by_formula("nmu", x, (self.weight,), clip=self.clip)
 
 
 class NMRU(layers.NMRU):
-    """Neural Multiplicative Reciprocal Unit, a layer, eager, by `reference.nmru`."""
+    """`npu_kernels.NMRU` in eager PyTorch: `reference.nmru`."""
 
     def forward(self, x: Tensor) -> Tensor:
         eps = self.eps if self.training else 0.0
@@ -83,7 +83,7 @@ class NMRU(layers.NMRU):
 
 
 class iNALU(layers.iNALU):
-    """Improved Neural Arithmetic Logic Unit, a layer, eager, by `reference.inalu`."""
+    """`npu_kernels.iNALU` in eager PyTorch: `reference.inalu`."""
 
     def forward(self, x: Tensor) -> Tensor:
         weights = [getattr(self, name) for name in ops.WEIGHTS["inalu"]]
@@ -91,21 +91,21 @@ class iNALU(layers.iNALU):
 
 
 class NAU(layers.NAU):
-    """Neural Addition Unit, a layer, eager: `npu_kernels.NAU` by `reference.nau`."""
+    """`npu_kernels.NAU` in eager PyTorch: `reference.nau`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _by_formula("nau", x, [self.weight], clip=self.clip)
 
 
 class NAC(layers.NAC):
-    """Neural Accumulator, a layer, eager: `npu_kernels.NAC` by `reference.nac`."""
+    """`npu_kernels.NAC` in eager PyTorch: `reference.nac`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _by_formula("nac", x, [self.weight, self.mask])
 
 
 class NALU(layers.NALU):
-    """Neural Arithmetic Logic Unit, a layer, eager: `npu_kernels.NALU` by `reference.nalu`."""
+    """`npu_kernels.NALU` in eager PyTorch: `reference.nalu`."""
 
     def forward(self, x: Tensor) -> Tensor:
         weights = [getattr(self, name) for name in ops.WEIGHTS["nalu"]]

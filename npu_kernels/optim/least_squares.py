@@ -44,7 +44,10 @@ def error(residual: Tensor) -> Tensor:
 
 
 class Objective(NamedTuple):
-    """A function of the residuals that a step lowers; its gradient is that of weighted squares."""
+    """A function of the residuals that a step decreases.
+
+    Its gradient is the gradient of a weighted sum of squares.
+    """
 
     error: Callable[[Tensor], Tensor]  # residuals [K, R] to the function [K], inf where not finite
     weights: Callable[[Tensor], Tensor] | None  # of the residuals [K, R], where these are

@@ -193,8 +193,8 @@ def regularizer(
         "madsen"   sum min(|w|, |1 - |w||)    0 at -1, 0 and 1, as Madsen and Johansen have it
         "paper"    sum min(|w|, |1 - w|)      0 at 0 and 1 only, as "Neural Power Units" prints it
 
-    The two agree where w >= 0, so for NMU and NMRU. Madsen and Johansen take the mean: divide by
-    the weight's number of elements.
+    The two forms agree where w >= 0, as in NMU and NMRU. Madsen and Johansen take the mean: divide
+    by the weight's number of elements.
 
     Args:
         parameters: a module, for the weights of all its NAU, NMU and NMRU layers; or a tensor or
@@ -215,7 +215,9 @@ def regularizer(
 
 
 class SteppedSchedule:
-    """The paper's schedule of beta: ``min(beta * growth, end)`` at every `step`-th iteration.
+    """The paper's schedule of the weight beta of a penalty.
+
+    At every `step`-th iteration beta becomes ``min(beta * growth, end)``.
 
     Call `step` at the start of each iteration n = 1, 2, ...; it returns the beta of that iteration.
     With step = 10000, iteration 10000 is the first with a larger beta. `beta` is the current value.

@@ -45,7 +45,7 @@ class Estimate:
     unit: float
 
     def at(self, distance: float) -> float:
-        """Return the value at a distance of a profile."""
+        """Return the value of the parameter at a distance from its estimate."""
         if self.logarithmic:
             return self.value * math.exp(min(distance, 700.0)) + 0.0  # not -0
         return self.value + distance * self.unit

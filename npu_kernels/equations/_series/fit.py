@@ -208,7 +208,9 @@ def fit(
         candidate, free, data, job.seconds, not job.pressed, visited, denominator, left_out
     )
     if left_out.any():
-        checks.warn(f"{NAME}: {' '.join(outlier_notes(result.law, data, left_out, result.names))}")
+        checks.warn(
+            f"{NAME}: {' '.join(outlier_notes(result.candidate, data, left_out, result.names))}"
+        )
     if not result.diagnostics.good:
         hint = advice(
             candidate, result.df_resid, searching, power.num_models or 1, power.out_features

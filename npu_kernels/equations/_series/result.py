@@ -186,7 +186,7 @@ class SeriesFitResult:
         data: the series, with the outliers removed.
         left_out: mask of the outliers ``[S, M, D]``: values far from the curve of the equations
             that were fitted to the other values.
-        law: internal: the equations, for states and times divided by their scales.
+        candidate: internal: the equations, for states and times divided by their scales.
         free: the same form, fitted with free exponents in place of fractions.
         visited: equations of other forms, for `alternatives`.
         max_denominator: maximum denominator of exponents, 0 without fractions.
@@ -207,7 +207,7 @@ class SeriesFitResult:
     max_step: float
     data: Series = field(repr=False)
     left_out: Tensor = field(repr=False)
-    law: Candidate = field(repr=False)
+    candidate: Candidate = field(repr=False)
     free: Candidate = field(repr=False)
     visited: Visited = field(repr=False)
     max_denominator: int = field(repr=False)
@@ -222,7 +222,7 @@ class SeriesFitResult:
     @property
     def method(self) -> str:
         """Method of integration, "rk4" or, for stiff equations, "kvaerno5"."""
-        return self.law.problem.method
+        return self.candidate.problem.method
 
     # ---- the equation --------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class SeriesFitResult:
         degrees = math.inf if self.sigma is None else self.df_resid
         t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
         limits = {estimate.name: (-math.inf, math.inf) for estimate in self.estimates}
-        for candidate, is_final in ((self.law, True), (self.free, False)):
+        for candidate, is_final in ((self.candidate, True), (self.free, False)):
             determined = [e for e in self.estimates if (e.taken is None) is is_final]
             determined = [e for e in determined if math.isfinite(e.stderr * t)]
             low, high = distances(
@@ -281,7 +281,7 @@ class SeriesFitResult:
             for estimate, *pair in zip(determined, low.tolist(), high.tolist(), strict=True):
                 below, above = sorted(map(estimate.at, pair))
                 limits[estimate.name] = below, above
-        bounds = torch.stack(self.law.problem.shape.limits(), 1).tolist()
+        bounds = torch.stack(self.candidate.problem.shape.limits(), 1).tolist()
         return [
             Interval(e.name, e.value, e.stderr, *limits[e.name]).within(*bounds[e.index])
             for e in self.estimates
@@ -303,7 +303,9 @@ class SeriesFitResult:
         from npu_kernels.equations._series.candidates import Job
 
         job = Job("alternatives", 1, {})
-        candidates = alternatives(self.law, self.free, self.visited, self.max_denominator, job)
+        candidates = alternatives(
+            self.candidate, self.free, self.visited, self.max_denominator, job
+        )
         seconds, limit = job.seconds, self.max_denominator
         return [
             finished(candidate, free, self.data, seconds, True, {}, limit, self.left_out)
@@ -314,7 +316,9 @@ class SeriesFitResult:
     def diagnostics(self) -> Diagnostics:
         """Residuals compared with a smooth curve's: do the equations explain the series?"""
         unidentified = len(self.unidentified)
-        return judged(self.law, self.data, self.left_out, self.df_resid, unidentified, self.names)
+        return judged(
+            self.candidate, self.data, self.left_out, self.df_resid, unidentified, self.names
+        )
 
     # ---- predictions ---------------------------------------------------------------------------
 
@@ -333,7 +337,7 @@ class SeriesFitResult:
             raise ValueError(
                 f"predict: series must be one of the {len(self.u0)} series, got {series!r}"
             )
-        path, size = self._path(inputs, series), self.law.problem.data.size[: len(self.names)]
+        path, size = self._path(inputs, series), self.candidate.problem.data.size[: len(self.names)]
         if u0 is None and inputs is None:
             states = path.along(times) * size
         elif u0 is None:
@@ -369,7 +373,7 @@ class SeriesFitResult:
 
     def _path(self, inputs: Any, series: int) -> Path:
         """Return the fitted trajectory of one of the series, with its inputs or other ones."""
-        return Path(self.law, series, self.data.times[series], self._inputs(inputs, series))
+        return Path(self.candidate, series, self.data.times[series], self._inputs(inputs, series))
 
     def plot(self) -> Any:
         """Return a matplotlib figure of points and fitted curves, a panel for each state."""
@@ -434,7 +438,7 @@ class SeriesFitResult:
                 "with implicit steps."
             )
         lines.append(f"Diagnostics: {self.diagnostics}")
-        fitted = self.law.problem.data
+        fitted = self.candidate.problem.data
         if (self.data.start.isnan() & ~fitted.start.isnan() & ~fitted.constant).any():
             lines.append(
                 "The initial values are from a smooth curve: fitted initial values would hide what "
@@ -549,7 +553,7 @@ def finished(
         max_step=float(lengths.max()) / candidate.problem.steps,
         data=data.without(left_out),
         left_out=left_out,
-        law=candidate,
+        candidate=candidate,
         free=free,
         visited=visited,
         max_denominator=max_denominator,

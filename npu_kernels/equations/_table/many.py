@@ -156,7 +156,7 @@ class Outcome:
     Attributes:
         name: the key or index of the problem.
         model: the fitted `NPURegressor`; None if the fit raised an error.
-        error: this error.
+        error: this exception.
     """
 
     name: Any

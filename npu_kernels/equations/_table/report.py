@@ -34,14 +34,14 @@ class EquationTable(list[Equation]):
             of `NPURegressor`.
         notes: doubts about the data and the equation, as text; `NPURegressor.fit` warns of them.
 
-    laws: the result of a search.
+    result: the result of a search.
     """
 
-    def __init__(self, laws: SearchResult) -> None:
-        super().__init__(laws.equations)
-        self.best_index, self.alternatives = laws.best_index, laws.alternatives
-        self.noise, self.complete, self.notes = laws.noise, laws.complete, laws.notes
-        self.outliers, self._weighted = laws.outliers, laws.weighted
+    def __init__(self, result: SearchResult) -> None:
+        super().__init__(result.equations)
+        self.best_index, self.alternatives = result.best_index, result.alternatives
+        self.noise, self.complete, self.notes = result.noise, result.complete, result.notes
+        self.outliers, self._weighted = result.outliers, result.weighted
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = self.best_index, self.alternatives, self.noise, self.complete, self.notes
