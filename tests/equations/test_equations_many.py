@@ -1,4 +1,4 @@
-"""Many problems at once: each has its own equation or error; processes, checkpoints, Ctrl-C, ranks."""
+"""Many problems at once: each has its own equation or error; processes, checkpoints, Ctrl-C."""
 
 import contextlib
 import os
@@ -7,19 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import timedelta
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 import joblib
 
 from npu_kernels.equations import NPURegressor, Outcomes, fit_many
-from tests.layers.test_distributed import _free_port, _spawn
 from tests.support.building import ROOT
 from tests.support.equations import uniform
 from tests.support.moments import at_call, at_line, calls_of
@@ -181,91 +177,6 @@ class _Read:
 
     def __len__(self):
         return len(X)
-
-
-def on_a_rank(rank, ranks):
-    read = []
-    problems = {
-        name: (_Read(lambda name=name: read.append(name)), X[:, 0] ** k)
-        for k, name in enumerate("abcd", 1)
-    }
-    outcomes = fit_many(problems, MODEL)
-    assert [str(outcome) for outcome in outcomes] == [
-        "a: y = x0", "b: y = x0**2", "c: y = x0**3", "d: y = x0**4",
-    ]  # fmt: skip
-    assert outcomes.complete
-    assert set(read) == set("abcd"[rank::ranks])
-
-
-@pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
-)
-@pytest.mark.skipif(
-    sys.platform == "win32", reason="processes over gloo are tested on Linux and macOS"
-)
-def test_ranks_share_the_problems():
-    _spawn(2, on_a_rank)
-
-
-def _process(rank, store_port):
-    """One of two ranks of a group whose collectives end after five seconds."""
-    store = dist.TCPStore("127.0.0.1", store_port, 2, rank == 0, timedelta(seconds=60))
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=5)
-    )
-    for check in (_a_slow_rank, _a_rank_that_fails, _a_rank_that_dies):
-        check(rank)
-    os._exit(0)  # see `tests.layers.test_distributed._child`
-
-
-def _problems(act):
-    """Two problems, of which the second rank's is read with an action. A name is as long as no
-    value of a store may be."""
-    return {"quotient": PROBLEMS["quotient"], "a" * 10**7: (_Read(act), X[:, 0] ** 2)}
-
-
-def _a_slow_rank(rank):
-    """A rank silent for longer than the group's timeout is waited for."""
-    slept = []
-    outcomes = fit_many(_problems(lambda: slept or slept.append(time.sleep(7))), MODEL)
-    assert outcomes.complete
-    assert [str(outcome)[-9:] for outcome in outcomes] == ["= 3*x0/x1", "y = x0**2"]
-
-
-def _a_rank_that_fails(rank):
-    """Its error is raised there, at once; the other rank has its own results."""
-    problems = _problems(sys.exit)
-    if rank == 1:
-        with pytest.raises(SystemExit):
-            fit_many(problems, MODEL)
-        return
-    start = time.monotonic()
-    with pytest.warns(
-        UserWarning, match=r"^fit_many: the results of 1 of 2 ranks are missing, .*: 1$"
-    ):
-        outcomes = fit_many(problems, MODEL)
-    assert [outcome.name for outcome in outcomes] == ["quotient"]
-    assert not outcomes.complete
-    assert time.monotonic() - start < 60
-
-
-def _a_rank_that_dies(rank):
-    """The five minutes of silence pass by a clock that is fast."""
-    plain = time.monotonic
-    time.monotonic = lambda: 100 * plain()
-    with pytest.warns(UserWarning, match=r"gave no sign of life for 300 seconds: 1$"):
-        outcomes = fit_many(_problems(lambda: os._exit(0)), MODEL)
-    assert [outcome.name for outcome in outcomes] == ["quotient"]
-
-
-@pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
-)
-@pytest.mark.skipif(
-    sys.platform == "win32", reason="processes over gloo are tested on Linux and macOS"
-)
-def test_results_survive_slow_and_lost_ranks():
-    torch.multiprocessing.spawn(_process, (_free_port(),), nprocs=2)
 
 
 def _deadly():

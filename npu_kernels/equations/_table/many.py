@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pickle
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from npu_kernels._common.checks import warn
 from npu_kernels._jobs.checkpoint import digest
@@ -24,127 +20,6 @@ from npu_kernels._jobs.driver import Progress
 from npu_kernels.equations._rows import as_labels, separated
 from npu_kernels.equations._table.arguments import as_array, check_jobs, column_names
 from npu_kernels.equations._table.estimator import NPURegressor
-
-# ---- process groups ------------------------------------------------------------------------------
-# Results of a process group's ranks, exchanged without a collective.
-#
-# A collective waits no longer than the group's timeout.
-#
-# The results go by the group's store. Each rank shows signs of life there, so that a slow rank is
-# waited for as long as it takes, and one that has died is not.
-
-BEAT = 1.0  # seconds between signs of life
-SILENCE = 300.0  # seconds without one, after which a rank counts as lost
-POLL = 0.05  # seconds between two looks, times the ranks: the store's load does not grow with them
-CHUNK = 2**22  # bytes of one value; a TCPStore takes 8 MiB
-
-_numbers = itertools.count()  # of the exchanges, the same on every rank
-
-
-class Exchange:
-    """One exchange of all ranks.
-
-    ``with Exchange("fit_many") as exchange: ... exchange.gather(value)``.
-
-    function: for warnings. A rank that leaves the block with an error reports to the others that it
-    has no value.
-    """
-
-    def __init__(self, function: str) -> None:
-        self.function, self.rank, self.size = function, dist.get_rank(), dist.get_world_size()
-        store = dist.distributed_c10d._get_default_store()
-        self.store = dist.PrefixStore(f"npu_kernels/{function}/{next(_numbers)}", store)
-        self.sent = False
-        self.ended = threading.Event()
-        self.beating = threading.Thread(target=self._beat, daemon=True)
-
-    def __enter__(self) -> Exchange:
-        self.beating.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            if not self.sent:
-                self._send(None)
-            self.store.set(f"left/{self.rank}", "1")
-        except RuntimeError:
-            pass  # the store went with the process that had it
-        finally:
-            self.ended.set()
-            self.beating.join()
-
-    def gather(self, value: Any) -> list[Any | None]:
-        """Return every rank's value.
-
-        It is None for a rank that has none, is lost, or had not finished at Ctrl-C.
-        """
-        values: list[Any | None] = [None] * self.size
-        values[self.rank] = value
-        silent = set(range(self.size)) - {self.rank}
-        try:
-            self._send(value)
-            for rank in self._arrivals("value"):
-                values[rank] = self._receive(rank)
-                silent.discard(rank)
-            self.store.set(f"left/{self.rank}", "1")
-            for _ in self._arrivals("left", silent):
-                pass  # who has the store stays until the others have read
-        except KeyboardInterrupt:
-            return values
-        except RuntimeError:
-            pass  # the store went with the process that had it
-        missing = [str(rank) for rank, its in enumerate(values) if its is None]
-        if missing:
-            warn(
-                f"{self.function}: the results of {len(missing)} of {self.size} ranks are missing, "
-                f"as these failed or gave no sign of life for {SILENCE:g} seconds: "
-                f"{', '.join(missing)}",
-            )
-        return values
-
-    def _beat(self) -> None:
-        try:
-            while not self.ended.wait(BEAT):
-                self.store.add(f"beat/{self.rank}", 1)
-        except RuntimeError:
-            pass  # the store went with the process that had it
-
-    def _send(self, value: Any) -> None:
-        data = pickle.dumps(value)
-        chunks = [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
-        for index, chunk in enumerate(chunks):
-            self.store.set(f"chunk/{self.rank}/{index}", chunk)  # type: ignore[arg-type]
-        self.store.set(f"value/{self.rank}", str(len(chunks)))
-        self.sent = True
-
-    def _receive(self, rank: int) -> Any:
-        chunks = range(int(self.store.get(f"value/{rank}")))
-        return pickle.loads(b"".join([self.store.get(f"chunk/{rank}/{index}") for index in chunks]))
-
-    def _arrivals(self, key: str, lost: set[int] | None = None) -> Iterator[int]:
-        """Yield the other ranks that have set `key`, as they do so.
-
-        It ends when the remaining ranks are silent. lost: ranks not to wait for.
-        """
-        awaited = set(range(self.size)) - {self.rank} - (lost or set())
-        beats = dict.fromkeys(awaited, -1)
-        heard = dict.fromkeys(awaited, time.monotonic())
-        while awaited:
-            for rank in sorted(awaited):
-                if self.store.check([f"{key}/{rank}"]):
-                    awaited.discard(rank)
-                    yield rank
-                    continue
-                count, seconds = self.store.add(f"beat/{rank}", 0), time.monotonic()
-                if count != beats[rank]:
-                    beats[rank], heard[rank] = count, seconds
-                elif seconds - heard[rank] > SILENCE:
-                    awaited.discard(rank)
-            if awaited:
-                time.sleep(POLL * self.size)
-
-
-# ---- many tables ---------------------------------------------------------------------------------
 
 BATCH = 4  # problems for each process at once, where joblib's backend gives results as a list only
 
@@ -220,9 +95,6 @@ def fit_many(
             call continues from it, also with more problems or in another order.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
 
-    In a process group of `torch.distributed`, such as under torchrun, every rank fits its share of
-    the problems, and all ranks return all outcomes. The ranks wait for each other. A rank without a
-    sign of life for five minutes is lost: a warning reports it, and its outcomes are missing.
     Ctrl-C returns the outcomes so far. Raises TypeError and ValueError for invalid arguments,
     OSError if the folder cannot be created.
 
@@ -242,46 +114,18 @@ def fit_many(
     folder = None if checkpoint is None else Path(checkpoint)
     if folder is not None:
         folder.mkdir(exist_ok=True)
-    grouped = dist.is_available() and dist.is_initialized()
     shown = sys.stderr.isatty() if progress is None else progress
-    if not grouped:
-        shares: list[Any] = [_share(list(range(len(named))), named, model, folder, n_jobs, shown)]
-    else:
-        with Exchange("fit_many") as exchange:
-            share = list(range(exchange.rank, len(named), exchange.size))
-            mine = _share(share, named, model, folder, n_jobs, shown and exchange.rank == 0)
-            shares = exchange.gather(mine)
-    outcomes = {
-        index: outcome
-        for share in shares
-        if share is not None
-        for index, outcome in share[0].items()
-    }
-    complete = all(share is not None and share[1] for share in shares)
-    return Outcomes([outcomes[index] for index in sorted(outcomes)], complete)
-
-
-def _share(
-    share: list[int],
-    named: list[tuple[Any, tuple[Any, ...]]],
-    model: NPURegressor,
-    folder: Path | None,
-    n_jobs: int | None,
-    shown: bool,
-) -> tuple[dict[int, Outcome], bool]:
-    """The outcomes of some of the problems by their index, and whether all are complete."""
     outcomes: dict[int, Outcome] = {}
     complete = True
-    with Progress("fit_many", max(1, len(share)), sys.stderr, shown) as bar:
+    with Progress("fit_many", max(1, len(named)), sys.stderr, shown) as bar:
         try:
-            fitted = _fitted([named[index] for index in share], model, folder, n_jobs)
-            for number, outcome in fitted:
-                outcomes[share[number]] = outcome
+            for number, outcome in _fitted(named, model, folder, n_jobs):
+                outcomes[number] = outcome
                 bar.update(len(outcomes))
                 complete = complete and outcome.complete
         except KeyboardInterrupt:
             complete = False
-    return outcomes, complete
+    return Outcomes([outcomes[number] for number in sorted(outcomes)], complete)
 
 
 def _problems(problems: Any) -> list[tuple[Any, tuple[Any, ...]]]:
