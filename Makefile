@@ -131,7 +131,6 @@ tables: install
 	$(BIN)/python -m benchmarks.equations.workers --page docs/in-your-training.md benchmarks/results/workers-*.jsonl
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md \
 	  docs/choosing-a-layer.md
-	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper-text
 	$(BIN)/python -m benchmarks.regression --report docs/when-not-to-use.md --pictures docs/images
 	$(BIN)/python -m benchmarks.equations --report docs/how-well.md --picture docs/images/equations.png
 	$(BIN)/python -m benchmarks.time_series --report docs/how-well.md --picture docs/images/odebench.png

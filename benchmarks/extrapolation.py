@@ -30,8 +30,8 @@ def draw(models: dict[str, list[float]], path: Path) -> None:
     points = torch.arange(81, dtype=torch.float64).mul(0.1).sub(4.05)
     drawing, axes = figure(1, 2, 3.9, share="row")
     for axis, (model, title) in zip(axes[0], SHOWN.items(), strict=True):
-        error = simple.surface(model, "code", torch.tensor(models[model]), TASK, points)
-        drawn = error_map(axis, points, error, (-3, 1), simple.TRAINING["code"])
+        error = simple.surface(model, torch.tensor(models[model]), TASK, points)
+        drawn = error_map(axis, points, error, (-3, 1), simple.TRAINING)
         axis.set(title=title, xlabel="x", aspect="equal")
     axes[0][0].set_ylabel("y")
     ticks: dict[float, str] = {-3: "≤ 0.001", -2: "0.01", -1: "0.1", 0: "1", 1: "≥ 10"}

@@ -23,7 +23,7 @@ from npu_kernels._jobs.driver import Progress
 from npu_kernels.env import processor
 
 OPERATIONS = ("x + y", "x * y", "x / y", "sqrt(x)")
-SEEDS, VARIANT = 20, "code"
+DEMO_SEEDS = 20
 STRETCH = 200  # steps between two looks at the progress
 
 
@@ -40,9 +40,9 @@ class Trained(NamedTuple):
         return int(self.errors.sum(1).nan_to_num(nan=math.inf).argmin())
 
 
-def train(*, steps: int = simple.STEPS, seeds: int = SEEDS) -> Trained:
+def train(*, steps: int = simple.STEPS, seeds: int = DEMO_SEEDS) -> Trained:
     """Train the batch of models and test it."""
-    training = simple.make(*simple.batches(["NPU"], seeds, steps, VARIANT, "cpu"))
+    training = simple.make(*simple.batches(["NPU"], seeds, steps, "cpu"))
     with Progress("  training", steps) as progress:
         while training.done < steps:
             training.advance(min(STRETCH, steps - training.done))
@@ -72,23 +72,23 @@ def _table(trained: Trained) -> None:
     print("    factor of 3.")
 
 
-def run(folder: Path, *, steps: int = simple.STEPS, seeds: int = SEEDS) -> Trained:
+def run(folder: Path, *, steps: int = simple.STEPS, seeds: int = DEMO_SEEDS) -> Trained:
     """Train, print, draw into the folder."""
-    low, high = simple.TRAINING[VARIANT]
+    low, high = simple.TRAINING
     print("(b) the paper's arithmetic: NPU(2, 6) -> NAU(6, 4)")
     print(
         f"    {seeds} seeds in one batch of models, {steps:,} steps of Adam on {simple.ROWS} rows"
     )
     tested = "tested on -4.1 ... 3.9 (the root on 0.1 ... 4)"
     print(f"    trained on x, y ~ U({low:g}, {high:g}); {tested}")
-    if steps != simple.STEPS or seeds != SEEDS:
-        paper = f"the paper trains {SEEDS} seeds for {simple.STEPS:,} steps"
+    if steps != simple.STEPS or seeds != DEMO_SEEDS:
+        paper = f"the paper trains {DEMO_SEEDS} seeds for {simple.STEPS:,} steps"
         print(f"    ({paper}: these numbers are not comparable with its)")
     trained = train(steps=steps, seeds=seeds)
     _table(trained)
     path, best = folder / "arithmetic_error.png", {"NPU": trained.parameters[trained.best]}
     if available():
-        report.error_surfaces(best, VARIANT, path, processor())
+        report.error_surfaces(best, path, processor())
         print(f"    Errors of the best seed: {path}")
     else:
         print("    No picture of the errors: matplotlib is not installed (pip install matplotlib)")

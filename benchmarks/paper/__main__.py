@@ -18,7 +18,7 @@ import torch
 from benchmarks.arguments import command, positive, writable_folder
 from benchmarks.drawing import SUFFIXES
 from benchmarks.paper import report, runner
-from benchmarks.paper.experiment import VARIANTS, Experiment
+from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Batch, Folder, Total
 from benchmarks.paper.session import Session
@@ -64,14 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     processes = "processes; default: one per core, on a GPU one"
     add("--jobs", type=positive, metavar="N", help=processes)
     common.set_defaults(units=None)
-    variant, parents = argparse.ArgumentParser(add_help=False), [out, common]
-    ran = "what the authors ran, or wrote"
-    variant.add_argument("--variant", choices=VARIANTS, default=VARIANTS[0], help=ran)
-    title = "all of the paper's, one by one"
-    commands.add_parser("all", parents=[*parents, variant], help=title)
+    commands.add_parser("all", parents=[out, common], help="all of the paper's, one by one")
     for name, experiment in EXPERIMENTS.items():
-        title, more = experiment.table.title, [variant] if experiment.variants else []
-        single = commands.add_parser(name, parents=[*parents, *more], help=title)
+        single = commands.add_parser(name, parents=[out, common], help=experiment.table.title)
         if experiment.units:
             single.add_argument("--units", choices=experiment.units, nargs="+", help="only these")
     report = "report and pictures again, from the tables in the folder"

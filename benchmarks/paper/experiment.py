@@ -12,7 +12,6 @@ from benchmarks.paper.checks import Check, Entry
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.tables import Rows
 
-VARIANTS = ("code", "paper")  # what the authors ran, or wrote
 Results = Sequence[tuple[Batch, dict[str, Any]]]  # finished batches
 
 
@@ -23,11 +22,6 @@ class Sources:
     comments: Sequence[str]  # of the table
     rows: Rows
     models: Path  # the file of chosen models; it exists where the table names one
-
-    @property
-    def variant(self) -> str:
-        """The variant of the table's runs."""
-        return "paper" if any("variant paper" in comment for comment in self.comments) else "code"
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,6 @@ class Experiment:
     table: Table  # that it fills
     plan: Callable[[Namespace], list[Batch]]  # the batches of a command
     published: bool = True  # whether it is in the paper; the command "all" runs these
-    variants: tuple[str, ...] = VARIANTS
     units: tuple[str, ...] = ()  # of which the option `--units` selects; empty: no such option
 
     @property

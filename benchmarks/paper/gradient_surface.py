@@ -3,11 +3,9 @@
 Section 3.2 and its figure: the norm of the loss's gradient over the two real weights of one power
 unit, (w1, w2), for a NaiveNPU, for an NPU whose gates are 0.5, and for one whose gates are (1, 0).
 The right answer is (1, 0). All 4,331 weight pairs of a surface are one batch of models in one fused
-call, float64.
+call, float64. The loss is mean (m - x1)^2, as in the published code; for gates of 0.5 the gradient
+is over W_re and W_im.
 
-                 code                                paper
-    loss         mean (m - x1)^2                     sum |m - x1|
-    gradient     NPU 0.5: over W_re and W_im         over W_re
 Inputs, 32 rows with x1 in U(0, 2): the published figure has x2 in U(-0.05, 0.05), the text says
 U(0, 0.05). Both are computed, because only the first has the plateau that the figure shows.
 """
@@ -48,7 +46,7 @@ def plan(options: Namespace) -> list[Batch]:
     """All surfaces of a command: one batch."""
     seeds = range(options.seeds or SURFACE_SEEDS)
     runs = tuple({"inputs": inputs, "seed": seed} for seed in seeds for inputs in INPUTS)
-    settings = {"variant": options.variant, "device": options.device}
+    settings = {"device": options.device}
     return [Batch("gradient-surface", "all", settings, runs, 1.0, Surfaces)]
 
 
@@ -59,7 +57,7 @@ def draw(inputs: str, seed: int) -> Tensor:
     return torch.stack([2 * u[:, 0], low + (0.05 - low) * u[:, 1]], 1)
 
 
-def surface(panel: str, x: Tensor, variant: str) -> Tensor:
+def surface(panel: str, x: Tensor) -> Tensor:
     """The gradient's norm over the grid, ``[71, 61]``."""
     weight_re = torch.cartesian_prod(W1, W2).unsqueeze(1).to(x.device).requires_grad_()  # [K, 1, 2]
     weight_im = torch.zeros_like(weight_re).requires_grad_()
@@ -68,16 +66,15 @@ def surface(panel: str, x: Tensor, variant: str) -> Tensor:
         gates = x.new_tensor((0.5, 0.5) if panel == PANELS[1] else (1.0, 0.0))
         gate = gates.expand(len(weight_re), 2).contiguous()
     error = functional.npu(x, weight_re, weight_im, gate)[..., 0] - x[:, 0]  # [K, 32]
-    loss = error.square().mean(1) if variant == "code" else error.abs().sum(1)
-    grads = torch.autograd.grad(loss.sum(), [weight_re, weight_im])
-    used = grads if variant == "code" and panel == PANELS[1] else grads[:1]
+    grads = torch.autograd.grad(error.square().mean(1).sum(), [weight_re, weight_im])
+    used = grads if panel == PANELS[1] else grads[:1]
     norm = torch.cat([grad.flatten(1) for grad in used], 1).norm(dim=1)
     return norm.view(len(W1), len(W2)).cpu()
 
 
-def panels(x: Tensor, variant: str) -> Tensor:
+def panels(x: Tensor) -> Tensor:
     """The surfaces of all panels, ``[3, 71, 61]``."""
-    return torch.stack([surface(panel, x, variant) for panel in PANELS])
+    return torch.stack([surface(panel, x) for panel in PANELS])
 
 
 class Surfaces:
@@ -85,13 +82,13 @@ class Surfaces:
 
     def __init__(self, batch: Batch) -> None:
         self.runs, self.total, self.done = batch.runs, len(batch.runs), 0
-        self.variant, self.device = batch.settings["variant"], batch.settings["device"]
+        self.device = batch.settings["device"]
         self.surfaces: list[Tensor] = []
 
     def advance(self, steps: int) -> None:
         for run in self.runs[self.done : self.done + steps]:
             x = draw(run["inputs"], run["seed"]).to(self.device)
-            self.surfaces.append(panels(x, self.variant))
+            self.surfaces.append(panels(x))
         self.done += steps
 
     def state(self) -> dict[str, Any]:
@@ -181,7 +178,7 @@ def draw_surfaces(surfaces: dict[str, Tensor], path: Path) -> None:
 
 def picture(sources: Sources, path: Path) -> bool:
     """The surfaces of the first seed, computed anew."""
-    draw_surfaces({inputs: panels(draw(inputs, 0), sources.variant) for inputs in INPUTS}, path)
+    draw_surfaces({inputs: panels(draw(inputs, 0)) for inputs in INPUTS}, path)
     return True
 
 

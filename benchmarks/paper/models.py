@@ -19,22 +19,22 @@ import npu_kernels
 from benchmarks.paper.streams import stream
 from npu_kernels import NMU
 
+# The authors' code neither clips the NAU nor leaves the bias out of the NALU's gate.
+OPTIONS = {"NAU": {"clip": False}, "NALU": {"bias": True}}
 
-# The authors' code neither clips the NAU nor leaves the bias out of the NALU's gate; the paper's
-# formulas do both.
-def _layer(name: str, i: int, o: int, models: int, dtype: torch.dtype, variant: str) -> nn.Module:
+
+def _layer(name: str, i: int, o: int, models: int, dtype: torch.dtype) -> nn.Module:
     if name in ("Dense", "Linear"):
         return Dense(i, o, models, dtype, last=name == "Linear")
-    options = {"NAU": {"clip": variant == "paper"}, "NALU": {"bias": variant == "code"}}
     unit: Any = getattr(npu_kernels, name)
-    return unit(i, o, num_models=models, dtype=dtype, **options.get(name, {}))
+    return unit(i, o, num_models=models, dtype=dtype, **OPTIONS.get(name, {}))
 
 
 def build(
-    stack: Sequence[tuple[str, int, int]], num_models: int, dtype: torch.dtype, variant: str
+    stack: Sequence[tuple[str, int, int]], num_models: int, dtype: torch.dtype
 ) -> nn.Sequential:
     """The layers (name, in_features, out_features) of K models, one after the other."""
-    return nn.Sequential(*(_layer(*layer, num_models, dtype, variant) for layer in stack))
+    return nn.Sequential(*(_layer(*layer, num_models, dtype) for layer in stack))
 
 
 Start = tuple[float, float]  # a uniform distribution's ends; equal ends: a constant

@@ -42,7 +42,7 @@ def contents(folder: Path, table: Table) -> tuple[list[str], list[tables.Rows]]:
 def is_of_full_runs(comments: list[str]) -> bool:
     """Whether a table's runs have all steps of the authors' code, even if rows are missing."""
     first = comments[0] if comments else ""
-    return not any(word in first for word in ("variant paper", "quick", ", only "))
+    return not any(word in first for word in ("quick", ", only "))
 
 
 def entries() -> Iterator[tuple[Entry, str, Table | None]]:
@@ -105,19 +105,17 @@ def full(folder: Path) -> str:
         "processes; another processor or version of torch rounds differently, which training "
         "amplifies.\n",
     ]
-    there = [table for table in TABLES.values() if (folder / table.file).exists()]
-    variants = [any("variant paper" in c for c in contents(folder, table)[0]) for table in there]
-    if not variants or not all(variants):  # the paper's numbers are those of the code
-        parts += [
-            "## Every figure and table of the paper\n",
-            "Ours *differs* where chance alone makes two numbers differ so much with a probability "
-            "below 0.05; of twenty pairs one does by chance.\n",
-            overview(folder),
-            "## Where the paper's text and the authors' code disagree\n",
-            "All other tables follow the code, which made the published numbers.\n",
-            record_table(tables.load("text_and_code")),
-        ]
-    for of_results in there:
+    results = [table for table in TABLES.values() if (folder / table.file).exists()]
+    parts += [
+        "## Every figure and table of the paper\n",
+        "Ours *differs* where chance alone makes two numbers differ so much with a probability "
+        "below 0.05; of twenty pairs one does by chance.\n",
+        overview(folder),
+        "## Where the paper's text and the authors' code disagree\n",
+        "All other tables follow the code, which made the published numbers.\n",
+        record_table(tables.load("text_and_code")),
+    ]
+    for of_results in results:
         parts += _section(folder, of_results)
     return "\n".join(parts)
 
@@ -133,7 +131,7 @@ def _section(folder: Path, of_results: Table) -> list[str]:
     picture = drawn(of_results, folder)
     if picture is not None:
         parts.append(f"![{of_results.title}]({picture})\n")
-    unjudged = "None: the paper's numbers are for variant code and all steps.\n"
+    unjudged = "None: the paper's numbers are for all steps.\n"
     judged = verdicts(of_results.checks(*rows)) if is_full(comments) else unjudged
     return [*parts, "### Verdict\n", judged]
 

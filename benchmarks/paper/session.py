@@ -78,7 +78,6 @@ class Session:
         seconds = sum(result["seconds"] for result in self.results.values())
         title = [
             self.table.name,
-            f"variant {options.variant}" if self.experiment.variants else "",
             subset,
             "quick: few steps" if options.quick else "",
             lacking if missing else "",

@@ -81,12 +81,6 @@ def frobenius(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
         torch.addcmul(grad, view, _along(scale, view), out=total)
 
 
-def l1(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
-    """``beta sum |theta|``, as the paper writes. Gradient 0 at 0."""
-    for grad, view, total in zip(grads, buffer.views, buffer.grads, strict=True):
-        torch.addcmul(grad, view.sign(), _along(beta, view), out=total)
-
-
 def unpenalised(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
     """The gradients alone."""
     for grad, total in zip(grads, buffer.grads, strict=True):

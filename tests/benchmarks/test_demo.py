@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_any_work(tmp_path, caps
 
 
 def test_the_whole_demonstration_runs(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(arithmetic, "SEEDS", 2)
+    monkeypatch.setattr(arithmetic, "DEMO_SEEDS", 2)
     parts = {"kepler": kepler.run, "arithmetic": arithmetic.run, "speed": speed.run}
     monkeypatch.setattr(kepler, "run", lambda steps: parts["kepler"](steps=3, starts=2))
     monkeypatch.setattr(

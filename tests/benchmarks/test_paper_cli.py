@@ -50,6 +50,6 @@ def test_one_model_of_the_simple_task(tmp_path: Path, monkeypatch: pytest.Monkey
         assert main(["simple", "--units", unit, *common]) == 0
     comments, rows = tables.read(tmp_path / "simple.csv")
     assert [row["model"] for row in rows] == ["NPU", "RealNPU"]
-    assert comments[0] == "simple, variant code, only NPU, quick: few steps"
+    assert comments[0] == "simple, only NPU, quick: few steps"
     assert not report.is_full([comments[0].replace(", quick: few steps", "")])
     assert "| ÷ | NPU |" in (tmp_path / "report.md").read_text()

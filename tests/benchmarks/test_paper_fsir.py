@@ -11,10 +11,8 @@ from benchmarks.paper.runner import Batch
 STEPS, ITERATIONS = 6, 4
 
 
-def batch(
-    model: str, h: int = 6, runs: int = 1, integrator: str = "euler", variant: str = "code"
-) -> Batch:
-    (planned,) = fsir.batches([model], [h], runs, STEPS, ITERATIONS, integrator, variant, "cpu")
+def batch(model: str, h: int = 6, runs: int = 1, integrator: str = "euler") -> Batch:
+    (planned,) = fsir.batches([model], [h], runs, STEPS, ITERATIONS, integrator, "cpu")
     return planned
 
 

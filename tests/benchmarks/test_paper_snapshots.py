@@ -17,8 +17,7 @@ def batch(model: str, runs: list[tuple[str, int]], steps: int, **settings: Any) 
         for t, s in runs
     ]
     common = {
-        "model": model, "variant": "code", "device": "cpu", "points": "own", "gate": None,
-        "snapshots": 3,
+        "model": model, "device": "cpu", "points": "own", "gate": None, "snapshots": 3,
     }  # fmt: skip
     return large.batch_of("large-snapshots", "test", {**common, **settings}, keys)
 

@@ -6,20 +6,18 @@ import torch
 from benchmarks.paper.large import task as large
 from benchmarks.paper.models import sigmoid
 from benchmarks.paper.runner import Batch
-from benchmarks.paper.simple import regularised
 from benchmarks.paper.simple import task as simple
-from npu_kernels.training import regularizer
 
 STEPS = 12
 
 
-def simple_batch(model: str, seeds: int, variant: str = "code") -> Batch:
-    (batch,) = simple.batches([model], seeds, STEPS, variant, "cpu")
+def simple_batch(model: str, seeds: int) -> Batch:
+    (batch,) = simple.batches([model], seeds, STEPS, "cpu")
     return batch
 
 
-def large_batch(model: str, runs: list[tuple[str, int]], variant: str = "code") -> Batch:
-    settings = {"model": model, "steps": STEPS, "variant": variant, "device": "cpu"}
+def large_batch(model: str, runs: list[tuple[str, int]]) -> Batch:
+    settings = {"model": model, "steps": STEPS, "device": "cpu"}
     keys = tuple(
         {"task": t, "seed": s, "steps": STEPS, "beta_start": large.TASKS[t].beta_start}
         for t, s in runs
@@ -35,10 +33,9 @@ def rows(batch: Batch) -> list[dict[str, object]]:
     return table
 
 
-@pytest.mark.parametrize("variant", ["code", "paper"])
 @pytest.mark.parametrize("model", list(simple.RECIPES))
-def test_simple_result_does_not_depend_on_the_batch(model: str, variant: str) -> None:
-    together, single = rows(simple_batch(model, 3, variant)), rows(simple_batch(model, 1, variant))
+def test_simple_result_does_not_depend_on_the_batch(model: str) -> None:
+    together, single = rows(simple_batch(model, 3)), rows(simple_batch(model, 1))
     for task in simple.TASKS:
         assert together[0][task] == pytest.approx(single[0][task], rel=1e-4)
         assert together[0][task] != together[1][task]
@@ -55,19 +52,6 @@ def test_large_result_does_not_depend_on_the_batch(model: str) -> None:
         assert row["test_mse"] == pytest.approx(other["test_mse"], rel=1e-3)
         assert row["train_mse"] == pytest.approx(other["train_mse"], rel=1e-3)
         assert row["n_params"] == other["n_params"]
-
-
-def test_the_regulariser_grows_and_is_the_papers() -> None:
-    assert regularised.whole_weight(50, 100) == 0
-    assert regularised.whole_weight(60, 100) == pytest.approx(0.4 * regularised.WHOLE_WEIGHT)
-    assert regularised.whole_weight(100, 100) == regularised.WHOLE_WEIGHT
-    trainer = simple_batch("NMU", 2, "paper").make(simple_batch("NMU", 2, "paper"))
-    buffer = trainer.buffer
-    loss = regularizer(trainer.module, form="paper").sum()
-    expected = torch.autograd.grad(0.3 * loss, buffer.parameters)
-    regularised.whole(buffer, [torch.zeros_like(view) for view in buffer.views], torch.tensor(0.3))
-    for got, want in zip(buffer.grads, expected, strict=True):
-        torch.testing.assert_close(got, want)
 
 
 def test_sigmoid_rounds_the_same_everywhere() -> None:

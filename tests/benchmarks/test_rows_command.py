@@ -38,7 +38,6 @@ WRONG = [
     (paper, "simple --seeds 0", "--seeds: must be a whole number of at least 1, got '0'"),
     (paper, "simple --jobs -1", "--jobs: must be a whole number of at least 1, got '-1'"),
     (paper, "simple --device nowhere", "--device: 'nowhere' does not work here"),
-    (paper, "simple --variant draft", "invalid choice: 'draft'"),
     (paper, "simple --insert README.md", "unrecognized arguments: --insert README.md"),
     (paper, "simple --out /dev/null/below", "--out: cannot write into /dev/null/below"),
     (paper, "report --insert no.md", "--insert: must be an existing file, got 'no.md'"),

@@ -53,7 +53,7 @@ def plan(options: Namespace) -> list[Batch]:
                 settings = {
                     "task_set": task_set, "model": model, "task": task,
                     "starts": QUICK_STARTS if quick else starts, "quick": quick,
-                    "variant": options.variant, "device": options.device,
+                    "device": options.device,
                 }  # fmt: skip
                 cost = 1.0 if task_set == "simple" else 5.0
                 for seed in range(options.seeds or (QUICK_SEEDS if quick else SEEDS[task_set])):
@@ -64,10 +64,10 @@ def plan(options: Namespace) -> list[Batch]:
     return planned
 
 
-def data(task_set: str, task: str, seed: int, variant: str) -> tuple[Tensor, Tensor]:
+def data(task_set: str, task: str, seed: int) -> tuple[Tensor, Tensor]:
     """The rows of a run."""
     if task_set == "simple":
-        source = simple.Data([seed], variant, torch.float32, torch.device("cpu"))
+        source = simple.Data([seed], torch.float32, torch.device("cpu"))
         steps = map(source, range(1, 1 + COUNTS[task_set] // simple.ROWS))
         x, y = (torch.cat(parts, 1)[0] for parts in zip(*steps, strict=True))
         return x, y
@@ -82,26 +82,25 @@ class Fitted(FitJob):
     def __init__(self, batch: Batch) -> None:
         self.settings, self.seed = batch.settings, batch.runs[0]["seed"]
         self.device = torch.device(self.settings["device"])
-        task_set, variant = self.settings["task_set"], self.settings["variant"]
+        task_set, size = self.settings["task_set"], large.INPUTS
         unit, k = MODELS[self.settings["model"]], self.settings["starts"]
-        clip, size = variant == "paper", large.INPUTS
         if task_set == "simple":
-            model = nn.Sequential(unit(2, 6, num_models=k), NAU(6, 4, num_models=k, clip=clip))
+            model = nn.Sequential(unit(2, 6, num_models=k), NAU(6, 4, num_models=k, clip=False))
         else:
-            first = NAU(size, size, num_models=k, clip=clip)
+            first = NAU(size, size, num_models=k, clip=False)
             model = nn.Sequential(first, unit(size, 1, num_models=k))
-        x, y = data(task_set, self.settings["task"], self.seed, variant)
+        x, y = data(task_set, self.settings["task"], self.seed)
         recipe, model = QUICK if self.settings["quick"] else Recipe(), model.to(self.device)
         super().__init__(model, x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit")
 
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         """A row for each operation, and the model's parameters ``[1, P]``."""
-        fit, task, variant = self.result(), self.settings["task"], self.settings["variant"]
+        fit, task = self.result(), self.settings["task"]
         models, where = fit.models, (torch.float32, self.device)
         if self.settings["task_set"] == "simple":
             errors, rows = simple.evaluate_errors(models, 1, *where), simple.ROWS
         else:
-            errors, rows = {task: large.evaluate_mse(models, [task], variant, *where)}, large.ROWS
+            errors, rows = {task: large.evaluate_mse(models, [task], *where)}, large.ROWS
         parameters = torch.cat([p.detach().flatten(1) for p in models.parameters()], 1).cpu()
         common = {
             **{name: self.settings[name] for name in ("task_set", "model", "starts")},

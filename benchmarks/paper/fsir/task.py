@@ -1,6 +1,6 @@
 """The fractional SIR model by neural ODEs: three models learn an equation from 40 points of it.
 
-Section 4.1 of the paper, as the published code ran it (variant "code"):
+Section 4.1 of the paper, as the published code ran it:
 
     data         dS/dt = -r + eta R,  dI/dt = r - alpha I,  dR/dt = alpha I - eta R,
                  r = beta I^gamma S^kappa, alpha 0.05, beta 0.06, eta 0.01, gamma = kappa = 0.5;
@@ -13,15 +13,14 @@ Section 4.1 of the paper, as the published code ran it (variant "code"):
                  in the other tasks
     start        0.2 Glorot, imaginary parts 0, gates 1/2; Dense Glorot, biases 0
     optimiser    RMSProp 0.005 for 3,000 steps, then L-BFGS, at most 1,000 iterations, until
-                 |gradient| <= 1e-8 (the text: Adam)
+                 |gradient| <= 1e-8
     grid         h in 6, 9, 12, 15, 20; beta in 0, 0.01, 0.1, 1; five runs of each; float64
 
-The variant "paper" takes Adam in the first phase. In both, the gradient is that of the very loop
-that is computed; the authors solved the continuous adjoint equation by the same coarse steps, which
-is the gradient of no loss. Their L-BFGS searches along a line by Hager and Zhang's
-rules, ours by strong Wolfe conditions, at most ten evaluations a search and 2,500 in all: at the
-kinks of the penalty, the gates and |x| no point satisfies them; then the search goes on along the
-gradient. A model whose loss or gradient is not finite stays where it is.
+The gradient is that of the very loop that is computed; the authors solved the continuous adjoint
+equation by the same coarse steps, which is the gradient of no loss. Their L-BFGS searches along a
+line by Hager and Zhang's rules, ours by strong Wolfe conditions, at most ten evaluations a search
+and 2,500 in all: at the kinks of the penalty, the gates and |x| no point satisfies them; then the
+search goes on along the gradient. A model whose loss or gradient is not finite stays where it is.
 
 `integrator` "rk4" takes the classic Runge-Kutta method with the same steps for NPU and RealNPU:
 there the true parameters are the optimum.
@@ -41,7 +40,7 @@ from benchmarks.paper.fsir import dense
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
 from benchmarks.paper.tables import load
-from benchmarks.paper.training import Adam, Optimizer, RMSProp, Rows
+from benchmarks.paper.training import RMSProp, Rows
 from npu_kernels import ode
 from npu_kernels.optim.lbfgs import LBFGS
 
@@ -165,18 +164,15 @@ def plan(options: Namespace, integrator: str) -> list[Batch]:
     widths = QUICK_WIDTHS if options.quick else WIDTHS
     runs = options.seeds or (QUICK_RUNS if options.quick else RUNS)
     numbers = runs, steps, iterations
-    return batches(MODELS, widths, *numbers, integrator, options.variant, options.device)
+    return batches(MODELS, widths, *numbers, integrator, options.device)
 
 
 def batches(
     models: Sequence[str], widths: Sequence[int], runs: int, steps: int, iterations: int,
-    integrator: str, variant: str, device: str,
+    integrator: str, device: str,
 ) -> list[Batch]:  # fmt: skip
     """The work: one batch for each model and width, of all its betas and runs."""
-    common = {
-        "steps": steps, "iterations": iterations, "integrator": integrator, "variant": variant,
-        "device": device,
-    }  # fmt: skip
+    common = {"steps": steps, "iterations": iterations, "integrator": integrator, "device": device}
     return [
         Batch(
             experiment="fsir",
@@ -211,8 +207,7 @@ class Training:
         self.beta = torch.tensor(betas, dtype=torch.float64, device=device)
         starts = [start(self.model, self.h, run["beta"], run["run"]) for run in batch.runs]
         self.parameters = torch.stack(starts).to(device)
-        kind = RMSProp if settings["variant"] == "code" else Adam
-        self.optimizer: Optimizer = kind(self.parameters, RATE)
+        self.optimizer = RMSProp(self.parameters, RATE)
         self.problems: LBFGS | None = None
 
     def errors(self, parameters: Tensor) -> Tensor:

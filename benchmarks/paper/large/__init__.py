@@ -20,5 +20,4 @@ SNAPSHOTS = Experiment(
         snapshots.COLUMNS, last_steps.section, last_steps.checks, key=snapshots.key,
     ),
     snapshots.plan,
-    variants=(),
 )  # fmt: skip

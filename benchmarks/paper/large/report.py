@@ -275,14 +275,6 @@ def _sizes(rows: Sequence[Rows], models: Path) -> str:
     return f"errors: as Table 1; numbers of parameters: {counted(of_sizes)}"
 
 
-def _of_the_code(item: str, shows: str, setting: str, said: str) -> Entry:
-    """A table of settings: in how many tasks the code has what the table says."""
-    values = [getattr(task, setting) for task in large.TASKS.values()]
-    share = f"{sum(v['code'] == v['paper'] for v in values)} of {len(values)} tasks"
-    text = said.format(share)
-    return Entry(item, shows, lambda rows, models: text, TEXT_AND_CODE, measured=False)
-
-
 ENTRIES = (
     Entry(
         "Figure 7",
@@ -298,15 +290,9 @@ ENTRIES = (
         "`large-snapshots` has the last steps, and draws the paper's numbers again",
     ),
     definitions("Table A4", "models of the large scale task"),
-    _of_the_code(
-        "Table A5", "data of the large scale task", "test",
-        "the code's test ranges are those of the table in {}; ours are the code's",
-    ),
-    _of_the_code(
-        "Table A6", "training of the large scale task", "beta_end",
-        "the code's last beta is that of the table in {}; ours is the code's",
-    ),
-)  # fmt: skip
+    definitions("Table A5", "data of the large scale task"),
+    definitions("Table A6", "training of the large scale task"),
+)
 
 
 # ---- the picture ---------------------------------------------------------------------------------

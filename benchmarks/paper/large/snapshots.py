@@ -62,7 +62,7 @@ def plan(options: Namespace) -> list[Batch]:
     seeds = options.seeds or (large.QUICK_SEEDS if options.quick else None)
     planned: list[Batch] = []
     for where, model, gate, count in ways():
-        settings = {"model": model, "variant": "code", "device": options.device}
+        settings = {"model": model, "device": options.device}
         settings |= {"points": where, "gate": gate, "snapshots": SNAPSHOTS}
         runs = [
             {"task": task, "seed": seed, "steps": steps, "beta_start": record.beta_start}

@@ -4,20 +4,19 @@ Section 4.3, Table 1 and the Pareto figure of the paper:
 
     a = x_1 + ... + x_50      b = x_39 + ... + x_88      add a + b, mul a b, div 1 / a, sqrt sqrt(a)
 
-as the published code ran it (variant "code") or as the text says ("paper"):
+as the published code ran it:
 
-                 code                                         paper
-    optimiser    RMSProp(0.9), batches of 128                 not stated: the code's
-    penalty      beta sum_k |theta_k|_F over tensors          beta sum |theta|
-    start        U(0, 0.1); gates 1 (NPU), 0.5 (RealNPU)      Glorot, gates 0.5
-    NAU, NALU    not clipped; a bias in the gate              clipped; no bias
-    test         (-2, 2], (-2, 2], (-0.5, 0], (0, 4]          (-4, 4), (-4, 4), (-0.5, 0.5), (0, 4)
-    beta of mul  1e-5 to 1e-4                                 1e-5 to 1e-7
-    parameters   counted when |w| > 0.01                      |w| > 0.001
-    NMU          add, mul: the scripts' weaker penalty over   as all others
-                 10,000 and 20,000 steps, and the base
+    optimiser    RMSProp(0.9), batches of 128
+    penalty      beta sum_k |theta_k|_F over tensors
+    start        U(0, 0.1); gates 1 (NPU), 0.5 (RealNPU)
+    NAU, NALU    not clipped; a bias in the gate
+    test         (-2, 2], (-2, 2], (-0.5, 0], (0, 4]
+    parameters   counted when |w| > 0.01
+    NMU          add, mul: the scripts' weaker penalty over 10,000 and 20,000 steps, and the base
                  schedule; the published runs hold both
-Both: training inputs from one Sobol stream that all runs share, the last iterate, NALU in float64.
+
+Training inputs are from one Sobol stream that all runs share, results those of the last iterate.
+The NALU computes in float64.
 
 snapshots.py has a second table of the same training, with points of each seed's own and the errors
 of the last steps.
@@ -34,17 +33,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.paper.models import Start, build, default_start, start_
+from benchmarks.paper.models import Start, build, start_
 from benchmarks.paper.runner import Batch, chunks
 from benchmarks.paper.streams import Blocks, Sobol, stream
-from benchmarks.paper.training import Buffer, Optimizer, RMSProp, Rows, Training, frobenius, l1
+from benchmarks.paper.training import Buffer, Optimizer, RMSProp, Rows, Training, frobenius
 from npu_kernels import RealNPU
 
 INPUTS, ROWS = 100, 128
 TRAINING_STEPS = 100_000
 QUICK_STEPS, QUICK_SEEDS = 200, 2
 BETA_STEP, BETA_GROWTH = 10_000, 10.0
-TEST_POINTS = 10_000
+TEST_POINTS, TEST_PIECE = 10_000, 1000  # of which so many are computed at once
 SOBOL_BLOCK = 25  # steps whose points are drawn at once
 SNAPSHOT_STEPS = 50  # between two snapshots of the test error
 # Models: fewer share the overhead, more leave the cache.
@@ -60,21 +59,18 @@ class Task:
     """Ranges, rate and penalty of one operation."""
 
     train: tuple[float, float]
-    test: dict[str, tuple[float, float]]  # by variant: where Sobol's 1 and 0 go
+    test: tuple[float, float]  # where Sobol's 1 and 0 go
     rate: float
     beta_start: float
-    beta_end: dict[str, float]
+    beta_end: float
     operation: Callable[[Tensor, Tensor], Tensor]
 
 
 TASKS = {
-    name: Task(train, {"code": tested, "paper": paper}, rate, beta, {"code": end, "paper": last}, f)
-    for name, train, tested, paper, rate, beta, end, last, f in (
-        ("add", (-1, 1), (-2, 2), (-4, 4), 1e-2, 1e-5, 1e-4, 1e-4, torch.add),
-        ("mul", (-1, 1), (-2, 2), (-4, 4), 5e-3, 1e-5, 1e-4, 1e-7, torch.mul),
-        ("div", (0, 0.5), (-0.5, 0), (-0.5, 0.5), 5e-3, 1e-9, 1e-7, 1e-7, lambda a, b: 1 / a),
-        ("sqrt", (0, 2), (0, 4), (0, 4), 5e-3, 1e-6, 1e-4, 1e-4, lambda a, b: a.sqrt()),
-    )
+    "add": Task((-1, 1), (-2, 2), 1e-2, 1e-5, 1e-4, torch.add),
+    "mul": Task((-1, 1), (-2, 2), 5e-3, 1e-5, 1e-4, torch.mul),
+    "div": Task((0, 0.5), (-0.5, 0), 5e-3, 1e-9, 1e-7, lambda a, b: 1 / a),
+    "sqrt": Task((0, 2), (0, 4), 5e-3, 1e-6, 1e-4, lambda a, b: a.sqrt()),
 }
 # (task, model) -> (steps, first beta) where the authors' scripts depart from the base schedule.
 SHORT = {("add", "NMU"): (10_000, 1e-7), ("mul", "NMU"): (20_000, 1e-9)}
@@ -122,13 +118,13 @@ def beta_at(step: int, start: float, end: float) -> float:
     return beta
 
 
-def runs(model: str, seeds: int | None, steps: int, variant: str) -> Iterator[dict[str, Any]]:
+def runs(model: str, seeds: int | None, steps: int) -> Iterator[dict[str, Any]]:
     """All runs of a model; `steps` below the published number shorten the short ones too."""
     for name, task in TASKS.items():
         # As in the scripts, and 20 where ten are the best of more.
         count = (20 if (name, model) in MORE else 10) if seeds is None else seeds
         groups = [(range(count), steps, task.beta_start)]
-        if variant == "code" and (name, model) in SHORT:
+        if (name, model) in SHORT:
             short, beta_start = SHORT[name, model]
             more = range(SHORT_SEEDS, SHORT_SEEDS + (seeds or 20))
             groups.append((more, min(short, steps), beta_start))
@@ -143,9 +139,9 @@ def plan(options: Namespace) -> list[Batch]:
     seeds = options.seeds or (QUICK_SEEDS if options.quick else None)
     planned = []
     for model in MODELS:
-        settings = {"model": model, "variant": options.variant, "device": options.device}
+        settings = {"model": model, "device": options.device}
         by_steps: dict[int, list[dict[str, Any]]] = {}
-        for run in runs(model, seeds, steps, options.variant):
+        for run in runs(model, seeds, steps):
             by_steps.setdefault(run["steps"], []).append(run)
         for members in by_steps.values():
             members.sort(key=lambda run: (run["seed"], run["task"]))
@@ -228,13 +224,13 @@ def make(batch: Batch) -> Training:
     Its settings may name `points` ("own" or "shared"), the start of the `gate`, and the number of
     `snapshots` of the test error to keep, the last one after the last step.
     """
-    model, variant, steps = (batch.settings[name] for name in ("model", "variant", "steps"))
+    model, steps = batch.settings["model"], batch.settings["steps"]
     device, dtype = torch.device(batch.settings["device"]), DTYPES.get(model, torch.float32)
     tasks = [run["task"] for run in batch.runs]
     first = "NALU" if model == "NALU" else "NAU"
-    module = build([(first, INPUTS, INPUTS), (model, INPUTS, 1)], len(tasks), dtype, variant)
+    module = build([(first, INPUTS, INPUTS), (model, INPUTS, 1)], len(tasks), dtype)
     seeds = [run["seed"] for run in batch.runs]
-    start_(module, seeds, "large start", _start if variant == "code" else default_start)
+    start_(module, seeds, "large start", _start)
     if batch.settings.get("gate") is not None:
         module[1].get_parameter("gate").detach().fill_(batch.settings["gate"])
     module.to(device)
@@ -248,7 +244,7 @@ def make(batch: Batch) -> Training:
         return RMSProp(buffer.flat, buffer.spread(torch.tensor(rates, dtype=dtype, device=device)))
 
     def beta_of(run: dict[str, Any], step: int) -> float:
-        return beta_at(step, run["beta_start"], TASKS[run["task"]].beta_end[variant])
+        return beta_at(step, run["beta_start"], TASKS[run["task"]].beta_end)
 
     # All of a batch change beta at the same steps.
     betas = [
@@ -262,21 +258,21 @@ def make(batch: Batch) -> Training:
         Data(tasks, dtype, device, seeds if batch.settings.get("points") == "own" else None),
         steps,
         lambda training: _results(batch, training),
-        penalty=frobenius if variant == "code" else l1,
+        penalty=frobenius,
         beta=lambda step: betas[step // BETA_STEP],
-        watch=lambda training: evaluate_mse(training.module, tasks, variant, dtype, device),
+        watch=lambda training: evaluate_mse(training.module, tasks, dtype, device),
         watched=[step for step in watched if step > 0],
     )
 
 
 def _results(batch: Batch, training: Training) -> tuple[Rows, dict[str, Tensor]]:
     """The rows of a batch that is trained, and its parameters."""
-    model, variant, steps = (batch.settings[name] for name in ("model", "variant", "steps"))
+    model, steps = batch.settings["model"], batch.settings["steps"]
     assert training.last_loss is not None
     parameters, seen = training.buffer.per_model(), training.snapshots
     tasks = [run["task"] for run in batch.runs]
-    errors = evaluate_mse(training.module, tasks, variant, parameters.dtype, parameters.device)
-    counts = (parameters.abs() > (1e-2 if variant == "code" else 1e-3)).sum(1)
+    errors = evaluate_mse(training.module, tasks, parameters.dtype, parameters.device)
+    counts = (parameters.abs() > 1e-2).sum(1)
     rows = [
         {
             "task": run["task"],
@@ -297,15 +293,13 @@ def _results(batch: Batch, training: Training) -> tuple[Rows, dict[str, Tensor]]
 
 @torch.no_grad()
 def evaluate_mse(
-    module: nn.Module, tasks: Sequence[str], variant: str, dtype: torch.dtype,
-    device: torch.device, piece: int = 1000,
-) -> Tensor:  # fmt: skip
+    module: nn.Module, tasks: Sequence[str], dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """Test errors ``[K]``; the models in their own precision, the mean in float64."""
     total = torch.zeros(len(tasks), dtype=torch.float64)
-    for start in range(0, TEST_POINTS, piece):
-        rows = slice(start, start + piece)
-        ranges = {task: TASKS[task].test[variant] for task in tasks}
-        tests = {task: extrapolation_points(*limits)[rows] for task, limits in ranges.items()}
+    for start in range(0, TEST_POINTS, TEST_PIECE):
+        rows = slice(start, start + TEST_PIECE)
+        tests = {task: extrapolation_points(*TASKS[task].test)[rows] for task in tasks}
         x = torch.stack([tests[task] for task in tasks])
         target = torch.stack([TASKS[task].operation(*sums(tests[task])) for task in tasks])
         off = module(x.to(device, dtype))[:, :, 0] - target.to(device, dtype)

@@ -2,7 +2,7 @@
 
 The ranges come from the published numbers and from a re-implementation of the authors' code that
 was run with many more seeds: where Table A2 prints a mean over 20 runs of a heavy-tailed error, a
-faithful run is judged by its median. They hold for the variant "code" with all steps.
+faithful run is judged by its median. They hold for all steps.
 
 The picture shows where the best model of each kind errs.
 """
@@ -197,7 +197,7 @@ ENTRIES = (
 FORMULAS = {"add": "x + y", "mul": "x y", "div": "x / y", "sqrt": "√x"}
 
 
-def error_surfaces(best: dict[str, Tensor], variant: str, path: Path, processor: str) -> None:
+def error_surfaces(best: dict[str, Tensor], path: Path, processor: str) -> None:
     """log10 |error| of a model ``[P]`` of each kind: rows are models, columns tasks."""
     drawing, axes = figure(len(best), len(simple.TASKS), 1.12 * len(best) + 1.6, share="col")
     wide = torch.arange(41, dtype=torch.float64).mul(0.2).sub(4.1)
@@ -205,8 +205,8 @@ def error_surfaces(best: dict[str, Tensor], variant: str, path: Path, processor:
     for line, (model, parameters) in zip(axes, best.items(), strict=True):
         for axis, task in zip(line, simple.TASKS, strict=True):
             points = positive if task == "sqrt" else wide
-            error = simple.surface(model, variant, parameters, task, points)
-            drawn = error_map(axis, points, error, (-4, 2), simple.TRAINING[variant])
+            error = simple.surface(model, parameters, task, points)
+            drawn = error_map(axis, points, error, (-4, 2), simple.TRAINING)
             axis.set(aspect="equal", xticks=[], yticks=[])
         line[0].set_ylabel(model, fontweight="bold")
     for axis, task in zip(axes[0], simple.TASKS, strict=True):
@@ -226,5 +226,5 @@ def picture(sources: Sources, path: Path) -> bool:
     """The maps of the chosen models."""
     chosen = json.loads(sources.models.read_text())
     best = {model: torch.tensor(values) for model, values in chosen["models"].items()}
-    error_surfaces(best, sources.variant, path, chosen["processor"])
+    error_surfaces(best, path, chosen["processor"])
     return True

@@ -1,15 +1,9 @@
 """The simple arithmetic task: one model learns x + y, x y, x / y and sqrt(x) on a small range.
 
-Section 4.2 and Table A2 of the paper, as the published code ran it (variant "code") or as the text
-says ("paper"):
-
-                 code                                       paper
-    x, y         U(0.1, 2.1)                                U(0.1, 2)
-    optimiser    Adam 0.005; NALU RMSProp 0.005,            Adam 0.001
-                 iNALU RMSProp 0.001
-    NAU, NALU    not clipped; a bias in the gate            clipped to [-1, 1]; no bias
-    NMU, iNALU   the error alone                            see regularised.py
-Both: 20,000 steps of 100 fresh rows, the last iterate, Dense with 10 hidden units, NALU in float64.
+Section 4.2 and Table A2 of the paper, as the published code ran it: x and y from U(0.1, 2.1); Adam
+with a rate of 0.005, for NALU RMSProp 0.005 and for iNALU RMSProp 0.001; a NAU that is not clipped,
+and a NALU with a bias in the gate; 20,000 steps of 100 fresh rows, the last iterate, Dense with 10
+hidden units, NALU in float64.
 
 The error is the mean of |model - f| on a grid with negative numbers, for the root on a positive
 one.
@@ -30,7 +24,6 @@ from torch.nn.utils import vector_to_parameters
 
 from benchmarks.paper.models import build, start_
 from benchmarks.paper.runner import Batch, chunks
-from benchmarks.paper.simple.regularised import INALUTraining, whole, whole_weight
 from benchmarks.paper.streams import Blocks, stream
 from benchmarks.paper.training import Adam, Buffer, Optimizer, RMSProp, Rows, Training
 from npu_kernels._jobs import files
@@ -38,7 +31,7 @@ from npu_kernels.env import processor
 
 TASKS = ("add", "mul", "div", "sqrt")
 COLUMNS = ("model", "seed", *TASKS)
-TRAINING = {"code": (0.1, 2.1), "paper": (0.1, 2.0)}  # the inputs' range, by variant
+TRAINING = 0.1, 2.1  # the inputs' range
 ROWS = 100
 STEPS = 20_000
 QUICK_STEPS = 300
@@ -74,12 +67,6 @@ RECIPES = {
 }
 
 
-def settings(model: str, variant: str) -> tuple[str, float]:
-    """Return the name of the optimiser and its rate."""
-    recipe = RECIPES[model]
-    return (recipe.optimizer, recipe.rate) if variant == "code" else ("Adam", 0.001)
-
-
 def targets(x: Tensor) -> Tensor:
     """The four functions: ``[..., 2]`` to ``[..., 4]``."""
     a, b = x.unbind(-1)
@@ -100,11 +87,9 @@ def grid(task: str) -> Tensor:
 class Data:
     """A fresh batch for each step and seed, from the stream ("simple data", seed, block)."""
 
-    def __init__(
-        self, seeds: Sequence[int], variant: str, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         self.seeds, self.dtype, self.device = seeds, dtype, device
-        self.low, self.high = TRAINING[variant]
+        self.low, self.high = TRAINING
         self._blocks = Blocks(BLOCK, self._draw)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
@@ -130,19 +115,17 @@ def plan(options: Namespace) -> list[Batch]:
     steps = QUICK_STEPS if options.quick else STEPS
     seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
     models = options.units or list(RECIPES)
-    return batches(models, seeds, steps, options.variant, options.device)
+    return batches(models, seeds, steps, options.device)
 
 
-def batches(
-    models: Sequence[str], seeds: int, steps: int, variant: str, device: str
-) -> list[Batch]:
+def batches(models: Sequence[str], seeds: int, steps: int, device: str) -> list[Batch]:
     """The work: batches of seeds of one model."""
     largest = LARGEST_BATCH if torch.device(device).type == "cpu" else LARGEST_GPU_BATCH
     return [
         Batch(
             experiment="simple",
             label=f"{model}-{chunk[0]:04d}",
-            settings={"model": model, "steps": steps, "variant": variant, "device": device},
+            settings={"model": model, "steps": steps, "device": device},
             runs=tuple({"seed": seed} for seed in chunk),
             cost=4e-6 * steps * (RECIPES[model].cost[0] + RECIPES[model].cost[1] * len(chunk)),
             make=make,
@@ -154,16 +137,14 @@ def batches(
 
 def make(batch: Batch) -> Training:
     """The models of a batch at their start."""
-    model, variant = batch.settings["model"], batch.settings["variant"]
-    device = torch.device(batch.settings["device"])
+    model, device = batch.settings["model"], torch.device(batch.settings["device"])
     recipe, seeds = RECIPES[model], [run["seed"] for run in batch.runs]
-    optimizer, rate = settings(model, variant)
-    module = build(recipe.stack, len(seeds), recipe.dtype, variant)
+    module = build(recipe.stack, len(seeds), recipe.dtype)
     start_(module, seeds, "simple start")
     module.to(device)
 
     def make_optimizer(buffer: Buffer) -> Optimizer:
-        return (Adam if optimizer == "Adam" else RMSProp)(buffer.flat, rate)
+        return (Adam if recipe.optimizer == "Adam" else RMSProp)(buffer.flat, recipe.rate)
 
     def evaluate(training: Training) -> tuple[Rows, dict[str, Tensor]]:
         errors = evaluate_errors(training.module, len(seeds), recipe.dtype, device)
@@ -173,17 +154,8 @@ def make(batch: Batch) -> Training:
         ]
         return rows, {"parameters": training.buffer.per_model().cpu()}
 
-    data = Data(seeds, variant, recipe.dtype, device)
-    steps = batch.settings["steps"]
-    if variant == "paper" and model == "iNALU":
-        return INALUTraining(module, make_optimizer, data, steps, evaluate, seeds=seeds)
-    if variant == "paper" and model == "NMU":
-        return Training(
-            module, make_optimizer, data, steps, evaluate, whole,
-            beta=lambda step: torch.tensor(whole_weight(step, steps)),
-            penalties={"paper": lambda step: whole_weight(step, steps)},
-        )  # fmt: skip
-    return Training(module, make_optimizer, data, steps, evaluate)
+    data = Data(seeds, recipe.dtype, device)
+    return Training(module, make_optimizer, data, batch.settings["steps"], evaluate)
 
 
 @torch.no_grad()
@@ -201,10 +173,10 @@ def evaluate_errors(
 
 
 @torch.no_grad()
-def surface(model: str, variant: str, parameters: Tensor, task: str, axis: Tensor) -> Tensor:
+def surface(model: str, parameters: Tensor, task: str, axis: Tensor) -> Tensor:
     """|model - f| of a trained model ``[P]`` over ``axis x axis``: ``[N, N]``, first index x."""
     recipe, index = RECIPES[model], TASKS.index(task)
-    module = build(recipe.stack, 1, recipe.dtype, variant)
+    module = build(recipe.stack, 1, recipe.dtype)
     vector_to_parameters(parameters.to(recipe.dtype), module.parameters())
     x = _pairs(axis.float())
     error = module(x.to(recipe.dtype).unsqueeze(0))[0, :, index] - targets(x)[:, index]

@@ -13,6 +13,5 @@ EXPERIMENT = Experiment(
     ),
     plan.plan,
     published=False,
-    variants=(),
     units=task.UNITS,
 )  # fmt: skip
