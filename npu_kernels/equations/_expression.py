@@ -260,7 +260,7 @@ INPUT_FUNCTIONS = ("sin", "cos", "log", "exp")
 IDENTITY = "identity"  # y itself among the functions of y
 LARGEST_ARGUMENT = 700.0  # of exp in float64
 OUTSIDE = 0.3  # of y's root mean square: how far outside of a domain errors may bring it
-MAX_DERIVATIVE = 1e6  # of an inverse at the end of its domain
+MAX_OF_INVERSE = 1e6  # derivative of an inverse at the end of its domain
 
 # ---- functions of inputs -------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ class _Kind:
 
 
 def _root_of_circle(t: Array) -> Array:
-    return 1 / np.sqrt(np.maximum(1 - t * t, MAX_DERIVATIVE**-2))
+    return 1 / np.sqrt(np.maximum(1 - t * t, MAX_OF_INVERSE**-2))
 
 
 _INF, _HALF = math.inf, math.pi / 2
