@@ -27,9 +27,9 @@ import numpy as np
 
 from benchmarks.arguments import command, listed
 from benchmarks.equations import criterion
+from benchmarks.equations.baselines import BASELINES, installed, powers
 from benchmarks.equations.known_equations import EQUATIONS, KnownEquation, equations_of
 from benchmarks.equations.report import METHODS, PLANNED_SEEDS, page, picture
-from benchmarks.equations.rivals import RIVALS, installed, powers
 from benchmarks.rows_command import Row, complete, read, told
 from npu_kernels._jobs import files
 from npu_kernels.env import processor
@@ -119,10 +119,12 @@ def logarithms(equation: KnownEquation, X: np.ndarray, y: np.ndarray, seed: int)
     return same(equation, 1.0, predict), 1, f"{c:.4g} * powers {w.tolist()}", predict, {}
 
 
-def rival(equation: KnownEquation, X: np.ndarray, y: np.ndarray, seed: int, method: str) -> Outcome:
+def run_baseline(
+    equation: KnownEquation, X: np.ndarray, y: np.ndarray, seed: int, method: str
+) -> Outcome:
     """Another program. Where it fails, it has found nothing."""
     try:
-        predict, size, formula = RIVALS[method](X, y, seed)
+        predict, size, formula = BASELINES[method](X, y, seed)
     except Exception as error:  # of any kind: the rows of the others shall be made
         message = f"{type(error).__name__}: {error}".partition("\n")[0]
         return False, 0, message, lambda points: np.full(len(points), np.nan), {}
@@ -137,8 +139,8 @@ def measure(equation: KnownEquation, noise: float, seed: int, method: str, rows:
     begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if method in RIVALS:
-            outcome = rival(equation, X, y, seed, method)
+        if method in BASELINES:
+            outcome = run_baseline(equation, X, y, seed, method)
         else:
             outcome = (regressor if method == "NPURegressor" else logarithms)(equation, X, y, seed)
         right, terms, formula, predict, more = outcome

@@ -97,11 +97,11 @@ def pyoperon(X: np.ndarray, y: np.ndarray, seed: int) -> Model:
     return predict, int(model.model_.Length), text
 
 
-RIVALS: dict[str, Callable[[np.ndarray, np.ndarray, int], Model]] = {
+BASELINES: dict[str, Callable[[np.ndarray, np.ndarray, int], Model]] = {
     "pysindy": pysindy, "gplearn": gplearn, "pyoperon": pyoperon,
 }  # fmt: skip
 
 
 def installed() -> list[str]:
     """The programs that can be imported."""
-    return [name for name in RIVALS if importlib.util.find_spec(name) is not None]
+    return [name for name in BASELINES if importlib.util.find_spec(name) is not None]

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.equations.baselines import BASELINES
 from benchmarks.equations.known_equations import OTHERS, equations_of
-from benchmarks.equations.rivals import RIVALS
 from benchmarks.marked_blocks import insert
 from benchmarks.marked_blocks import table as markdown_table
 
 Row = dict[str, Any]
 
-METHODS = ("NPURegressor", "logarithms", *RIVALS)
+METHODS = ("NPURegressor", "logarithms", *BASELINES)
 NAMES = {"logarithms": "least squares of logarithms"}
 TITLES = {
     "a": "one product", "ad": "one product, two columns more",

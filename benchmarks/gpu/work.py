@@ -193,7 +193,7 @@ def _errors(ours: Sequence[Tensor], eager: Sequence[Tensor], truth: Sequence[Ten
 def _time_loop(
     stage: Stage, size: Size, dtype: torch.dtype
 ) -> tuple[Errors, list[Tensor], list[Tensor]]:
-    """Errors of the time loop of NPU and NAU, and results of two; the size is starts x D x h."""
+    """Errors of the ODE solver of NPU and NAU, and results of two; the size is starts x D x h."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -307,7 +307,7 @@ def warm(stage: Stage, item: str, emit: Emit) -> None:
 def compare(stage: Stage, item: str, emit: Emit) -> None:
     """A layer by two kinds of kernels: microseconds of a forward and a backward, and their errors.
 
-    of=planes: the one-pass kernels, and those on planes. of=tape: each launch by Triton, and
+    of=planes: the fused kernels, and those on planes. of=tape: each launch by Triton, and
     repeated by the tape. Both are timed alone and in a CUDA graph, in several rounds. `taken` says
     whether the model of costs takes the kernels on planes.
     """

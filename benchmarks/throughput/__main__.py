@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     sizes = "only NPU and RealNPU at BxIxO or BxIxOxK, with commas between"
     add("--sizes", type=listed(Size.parse), help=sizes)
     for name, choice in (
-        ("passes", PASSES), ("layers", rivals.FORMULAS), ("rivals", rivals.RIVALS)
+        ("passes", PASSES), ("layers", rivals.FORMULAS), ("baselines", rivals.RIVALS)
     ):  # fmt: skip
         add(f"--{name}", type=listed(choice=choice), help=f"of {','.join(choice)}")
     precisions = ["highest", "high", "medium"]
@@ -75,8 +75,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _names(options: argparse.Namespace) -> list[str]:
-    if options.rivals:
-        return list(options.rivals)
+    if options.baselines:
+        return list(options.baselines)
     left_out = {*rivals.COMPILED, rivals.JAX} if options.quick else set()
     return [name for name in rivals.RIVALS if name not in left_out]
 

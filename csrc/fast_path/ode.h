@@ -1,4 +1,4 @@
-// The time loop's function and autograd node.
+// The ODE solver's function and autograd node.
 #pragma once
 
 #include <ATen/ExpandUtils.h>

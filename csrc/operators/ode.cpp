@@ -1,4 +1,4 @@
-// The operators of the time loop's fixed steps: checks, allocation, registration.
+// The operators of the ODE solver's fixed steps: checks, allocation, registration.
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
@@ -22,7 +22,7 @@ using npu::ScalarType;
 using npu::shape_of;
 using npu::Tensor;
 
-// The sizes of a time loop: u0 [B, D] or [K, B, D], weight_re [h, D] or [K, h, D].
+// The sizes of an ODE solver: u0 [B, D] or [K, B, D], weight_re [h, D] or [K, h, D].
 struct OdeSizes {
   int64_t models, starts, features, hidden, steps, stages;
   bool batched;

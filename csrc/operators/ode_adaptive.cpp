@@ -1,4 +1,4 @@
-// The operators of the time loop's adaptive steps: checks, allocation, registration. How many steps there are is known
+// The operators of the ODE solver's adaptive steps: checks, allocation, registration. How many steps there are is known
 // only afterwards, so that what the forward keeps is collected in memory that grows.
 #include <torch/csrc/stable/library.h>
 

@@ -1,4 +1,4 @@
-// The operands and results of an operator: what the operators of layers and of time loops share.
+// The operands and results of an operator: what the operators of layers and of ODE solvers share.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

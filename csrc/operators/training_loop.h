@@ -217,7 +217,7 @@ void rmsprop(const RmsPropOptions& o, double lr, int64_t count, T* p, const T* g
 
 // ---- weighted errors -----------------------------------------------------------------------------------------------
 
-// The mean of weight * (y - target)^2 of each model; a target and a weight that are shared begin anew for each.
+// The mean of weight * (y - target)^2 of each model; a target and a weight that are shared begin again for each.
 template <typename T>
 void weighted_losses(const MseInputs<T>& in, const T* weight, T* loss) {
   for (int64_t k = 0; k < in.models; ++k) {

@@ -32,7 +32,7 @@ inline TorchThreads second_threads(int64_t models, int64_t rows, int64_t in, int
   return torch_threads(models, rows, 3 * in, out);
 }
 
-// A time loop: so many trajectories, by so many stages each.
+// An ODE solver: so many trajectories, by so many stages each.
 inline TorchThreads ode_threads(int64_t trajectories, int64_t stages, int64_t features, int64_t hidden) {
   return torch_threads(trajectories * stages, 1, features, hidden);
 }

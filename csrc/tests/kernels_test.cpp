@@ -1,5 +1,5 @@
 // The kernels of every instruction set against plain long-double loops over the formulas, with threads of their own;
-// and the same bits from one thread as from many.
+// and bitwise identical results from one thread as from many.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -121,7 +121,7 @@ void check_nmru(const Shape& n, bool separate, bool clip, int64_t times) {
   });
 }
 
-// The values of a case as those of a loss: x has other than y's size, so grad_y is y and y's target is drawn anew.
+// The values of a case as those of a loss: x has other than y's size, so grad_y is y and y's target is sampled again.
 template <typename T>
 void check_mse(const Shape& n, int64_t times) {
   const Case<T> c = Case<T>(n).repeated(times);

@@ -1,7 +1,7 @@
 // The adaptive steps of every instruction set. In float64 the steps are those of a plain long-double control. The
 // states are those of a long-double loop over the kernel's own accepted steps, the gradients central differences of
-// that loop. The same bits from one thread as from many, and from states that were all saved as from those computed
-// again. The implicit steps: these bits, too, and the explicit ones' path and gradients to the tolerance
+// that loop. Bitwise identical results from one thread as from many, and from states that were all saved as from those
+// computed again. The implicit steps: these bits, too, and the explicit ones' path and gradients to the tolerance
 // (tests/ode/test_ode_implicit.py has the rest).
 #include <cstdlib>
 
@@ -360,12 +360,14 @@ void check(const Shape& n) {
   const Case<T> c(n);
   on_each_isa([&] {
     const Results<T> got(c, workers(1), 1);
-    expect(got.same_as(Results<T>(c, workers(3), 1)), "the same bits from three threads");
-    expect(got.same_as(Results<T>(c, workers(1), 3)), "the same bits from every third state");
+    expect(got.same_as(Results<T>(c, workers(3), 1)), "bitwise identical results from three threads");
+    expect(got.same_as(Results<T>(c, workers(1), 3)), "bitwise identical results from every third state");
     compare_all(c, got);
     const Results<T> implicit(c, workers(1), 1, kImplicit);
-    expect(implicit.same_as(Results<T>(c, workers(3), 1, kImplicit)), "the same bits from three threads, implicit");
-    expect(implicit.same_as(Results<T>(c, workers(1), 3, kImplicit)), "the same bits from every third state, implicit");
+    expect(implicit.same_as(Results<T>(c, workers(3), 1, kImplicit)),
+           "bitwise identical results from three threads, implicit");
+    expect(implicit.same_as(Results<T>(c, workers(1), 3, kImplicit)),
+           "bitwise identical results from every third state, implicit");
     if (n.max_steps < 10) return;  // neither has reached its end
     const auto near = [](const char* name, const std::vector<T>& ours, const std::vector<T>& other) {
       compare(name, ours.data(), Long(other.begin(), other.end()), 5e-3L);

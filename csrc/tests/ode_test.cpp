@@ -1,5 +1,6 @@
-// The time loop of every instruction set against a long-double loop, its gradients against central differences of that
-// loop; the same bits from one thread as from many, and from stages that were saved as from those computed again.
+// The ODE solver of every instruction set against a long-double loop, its gradients against central differences of that
+// loop; bitwise identical results from one thread as from many, and from stages that were saved as from those computed
+// again.
 #include "layers.h"
 #include "ode_cases.h"
 #include "workers.h"

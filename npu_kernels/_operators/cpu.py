@@ -91,10 +91,10 @@ def load() -> None:
     symbols.npu_kernels_supported_isas.restype = ctypes.c_char_p
     symbols.npu_kernels_set_isa.argtypes = [ctypes.c_char_p]
     if not symbols.npu_kernels_supported_isas():
-        least = symbols.npu_kernels_isa().decode()
+        needed = symbols.npu_kernels_isa().decode()
         _reason = (
-            f"the C++ library was built for processors with {least}, which this one lacks (for all "
-            f"processors: `{build_command()}`)"
+            f"the C++ library was built for processors with {needed}, which this one lacks (for "
+            f"all processors: `{build_command()}`)"
         )
         return
     _symbols, _reason = symbols, ""

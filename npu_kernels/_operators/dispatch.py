@@ -171,15 +171,15 @@ def _default(device: torch.device) -> str:
         if backend == "triton":
             triton().register()
             _launchers.update(triton().repeated())
-        notice = _notice(device, backend)
-        said = list(itertools.starmap(_notice, _chosen.items()))
+        text = _fallback_text(device, backend)
+        said = list(itertools.starmap(_fallback_text, _chosen.items()))
         _chosen[device] = backend
-        if notice and notice not in said:
-            warn(notice)
+        if text and text not in said:
+            warn(text)
     return _chosen[device]
 
 
-def _notice(device: torch.device, backend: str) -> str:
+def _fallback_text(device: torch.device, backend: str) -> str:
     """Return what is slower than necessary with that backend, and the remedy; "" if nothing is."""
     if backend == "reference" and device.type != "meta":  # meta tensors compute nothing
         of_type = torch.device(device.type)
@@ -202,7 +202,7 @@ def without_fast_path(reason: str) -> None:
     """Make the first call on the CPU report that the fast path is missing, and why."""
     global _cpu_runs, _no_fast_path
     if cpu.available()[0]:
-        _cpu_runs, _no_fast_path = False, reason  # `_notice` says it
+        _cpu_runs, _no_fast_path = False, reason  # `_fallback_text` says it
 
 
 @constant_in_graphs

@@ -534,7 +534,7 @@ def npu_large_backward_x_kernel(
             block_scales, ROWS, PRODUCTS, DEPTH, DESCRIPTORS,
         )  # fmt: skip
         offs = k * pitch + first_i + offs_i
-        # Rows of zeros have the least scale, and inputs without a weight 0 in `bound_ptr`.
+        # Rows of zeros have the smallest scale, and inputs without a weight 0 in `bound_ptr`.
         bound = tl.where(largest > MIN_INVERSE, largest, 0.0)[:, None]
         small = tl.abs(acc) < bound * tl.load(bound_ptr + offs)[None, :]
         tl.store(flags_ptr + tile, tl.max(small.to(tl.int32)))

@@ -104,7 +104,7 @@ def architecture(target: GPUTarget) -> str:
     for low, high, name in NVIDIA:
         if low <= capability <= high:
             return name
-    problem = f"no configurations for compute capability {capability / 10}, the least is 8.0"
+    problem = f"no configurations for compute capability {capability / 10}, the minimum is 8.0"
     raise RuntimeError(f"npu_kernels: {problem}")
 
 
@@ -122,7 +122,7 @@ def max_registers(device: torch.device) -> dict[str, int]:
     return {} if architecture_of(device) == AMD else {"maxnreg": 255}
 
 
-def _fault(key: str, entry: object) -> str | None:
+def _problem(key: str, entry: object) -> str | None:
     """Return what is wrong with an entry of a table: the rule and what is there."""
     if not isinstance(entry, dict) or any(type(value) is not int for value in entry.values()):
         return f"it must be an object of integers, got {json.dumps(entry)}"
@@ -143,9 +143,9 @@ def load_table(path: Path | str = TABLES) -> dict[str, dict[str, dict[str, int]]
         raise ValueError(f"{where} must be an object of tables, one for each architecture")
     for arch, table in tables.items():
         for key, entry in table.items():
-            fault = _fault(key, entry) if key.partition(" ")[0] in KERNELS else None
-            if fault is not None:
-                raise ValueError(f"{where}: {arch}: {key}: {fault}")
+            problem = _problem(key, entry) if key.partition(" ")[0] in KERNELS else None
+            if problem is not None:
+                raise ValueError(f"{where}: {arch}: {key}: {problem}")
     return tables
 
 

@@ -384,9 +384,9 @@ class Equation:
         rows = np.vstack([self.exponents, np.zeros(len(self.names))])
         loose = np.vstack([self.free, np.zeros(len(self.names), dtype=bool)])
         below = rows[self.n_terms - self.n_denominator_terms :]
-        least = below.argmin(0), np.arange(len(self.names))
-        rows = rows - below[least]
-        loose = (loose | loose[self.n_terms - self.n_denominator_terms :][least]) & (rows != 0)
+        smallest = below.argmin(0), np.arange(len(self.names))
+        rows = rows - below[smallest]
+        loose = (loose | loose[self.n_terms - self.n_denominator_terms :][smallest]) & (rows != 0)
         return rows, loose
 
     # ---- as text ---------------------------------------------------------------------------------

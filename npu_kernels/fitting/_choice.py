@@ -29,7 +29,7 @@ KINDS = ("raw", "refined", "powers", "rounded")
 # Levels of simplicity: the denominator, plus _PARAMETER for each parameter that is not 0, plus
 # _POWERS or _PLAIN if only powers or nothing is rounded.
 _PARAMETER, _POWERS, _PLAIN = 100, 10**7, 10**8
-WORST_RATIO = 1.5  # of the least error: models of larger ones are not chosen
+WORST_RATIO = 1.5  # of the smallest error: models of larger ones are not chosen
 STANDARD_ERRORS = 2.0  # of the difference of two models' held-out errors that count as none
 COMPARED_MODELS = 16  # whose rows are compared at once
 
@@ -106,10 +106,10 @@ class Pool(NamedTuple):
 
         The simplest of all that are about as good as the best, or as good as the data's rounding
         can tell. About as good: the difference of the held-out errors is within `slack` of the
-        least, or within two of its own standard errors; or the Bayesian information criterion of
-        the training rows is lower, and the held-out error at most 1.5 times the least. None whose
-        training error is more than 1.5 times that of the model of the lowest criterion. Parameters
-        are nan for a problem of which no start stayed finite.
+        smallest, or within two of its own standard errors; or the Bayesian information criterion of
+        the training rows is lower, and the held-out error at most 1.5 times the smallest. None
+        whose training error is more than 1.5 times that of the model of the lowest criterion.
+        Parameters are nan for a problem of which no start stayed finite.
 
         Args:
             problems: their number.
@@ -161,17 +161,17 @@ class Pool(NamedTuple):
                 lists[owners[index]].append(candidate)
         return lists
 
-    def _likely(self, least: Tensor, tolerance: float, training: Losses) -> Tensor:
+    def _likely(self, smallest: Tensor, tolerance: float, training: Losses) -> Tensor:
         """Return the held-out errors, inf for models that the training rows exclude.
 
         A low error on few held-out rows may be luck. The training rows exclude a model whose
         error on them is more than `WORST_RATIO` times that of the model of the lowest criterion.
-        least ``[problems]``: held-out errors.
+        smallest ``[problems]``: held-out errors.
         """
         holdout_error = self.holdout_error.clone()
-        open_problems = (least > tolerance) & least.isfinite()
+        open_problems = (smallest > tolerance) & smallest.isfinite()
         for owner in open_problems.nonzero().squeeze(1).tolist():
-            near = (holdout_error <= WORST_RATIO * least[owner]) & (self.problem == owner)
+            near = (holdout_error <= WORST_RATIO * smallest[owner]) & (self.problem == owner)
             index = near.nonzero().squeeze(1)
             parts = [training(self.flat[part], owner) for part in index.split(COMPARED_MODELS)]
             error, count = torch.cat([part.mean(1) for part in parts]), parts[0].shape[1]
@@ -268,7 +268,7 @@ class Judge:
         return self.template.errors(models.flat, self.data.held_out, models.problem)
 
     def holdout_error(self, models: Population, kind: str, count: int) -> Tensor:
-        """Score models and their roundings; return the least errors ``[A]``.
+        """Score models and their roundings; return the smallest errors ``[A]``.
 
         The best `count` of each problem enter the pool, and the best of each rounding.
         """

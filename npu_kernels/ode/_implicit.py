@@ -34,7 +34,7 @@ from npu_kernels.ode._methods import STAGES, Method
 NEWTON_ITERATIONS = 10  # for a stage, at most
 MAX_STAGE_ERROR = 0.03  # that the iterations may leave, in units of the tolerance
 JUMP = 10.0  # eps: where a power layer jumps, states are known no better
-MIN_RATE = 0.1  # the least rate of convergence assumed in a stage's first iteration
+MIN_RATE = 0.1  # the smallest rate of convergence assumed in a stage's first iteration
 DERIVATIVES = 2  # how often k can be differentiated: one correction for each order
 RightSide = Callable[[Tensor], Tensor]
 

@@ -60,7 +60,7 @@ def reason(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> str
 class Captured(Ordinary):
     """The standard loop, whose steps are replays of a captured one."""
 
-    notice = "training.run makes its steps one by one"  # where no graph can be captured
+    consequence = "training.run makes its steps one by one"  # where no graph can be captured
     works = True  # until a capture fails
     graph: _Graph | None = None  # the newest
 
@@ -153,7 +153,7 @@ class Captured(Ordinary):
         self.works = False
         first = str(reason).partition("\n")[0]
         warn(
-            f"npu_kernels: {self.notice}, because no CUDA graph can "
+            f"npu_kernels: {self.consequence}, because no CUDA graph can "
             f"be captured of them ({type(reason).__name__}: {first}){_hint()}"
         )
         return count
@@ -171,7 +171,7 @@ class Captured(Ordinary):
 class CapturedStep(Captured):
     """Steps of `make_step`, one a call, with data that are copied to where the graph reads them."""
 
-    notice = "training.make_step makes eager steps"
+    consequence = "training.make_step makes eager steps"
     first = 0  # steps before a capture
     side: torch.cuda.Stream | None = None
 

@@ -99,7 +99,7 @@ MAX_SAMPLED_ROWS = 2**22  # rows drawn at once
 FIRST_SLICE = 16  # steps: a short training is one call
 MAX_LOSSES = 1000  # of a run unless `record_every` says otherwise
 
-_noticed: set[str] = set()
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -322,12 +322,15 @@ def fastest(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     data: Sequence[Tensor],
-    notice: str = Captured.notice,
+    consequence: str = Captured.consequence,
 ) -> type[Loop]:
-    """Return the class of the fastest loop; a notice says why it is the standard one."""
+    """Return the class of the fastest loop; a warning says why it is the standard loop."""
     kind, reason = loop_for(model, optimizer, data)
-    if reason is not None and (text := f"npu_kernels: {notice}, because {reason}") not in _noticed:
-        _noticed.add(text)
+    if (
+        reason is not None
+        and (text := f"npu_kernels: {consequence}, because {reason}") not in _warned
+    ):
+        _warned.add(text)
         warn(text)
     return kind
 

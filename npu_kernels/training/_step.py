@@ -193,7 +193,7 @@ class Step:
         kind: type[Loop] = Ordinary
         if look:
             self._facts = self._plan = None
-            kind = fastest(self._model, self._optimizer, data, CapturedStep.notice)
+            kind = fastest(self._model, self._optimizer, data, CapturedStep.consequence)
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         schedules = torch.tensor([*rates, *weights], dtype=torch.float64, device="cpu")[:, None]
         if kind is Captured:

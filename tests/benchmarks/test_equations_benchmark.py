@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.equations import __main__ as benchmark
-from benchmarks.equations import criterion, report, rivals
+from benchmarks.equations import baselines, criterion, report
 from benchmarks.equations.known_equations import (
     EQUATIONS,
     MANY_TERMS,
@@ -115,22 +115,22 @@ def test_the_criterion_of_the_equation_is_the_search_s(name):
 
 def test_other_programs(monkeypatch, capsys):
     """A program that is not installed is named; the library of monomials has the true ones."""
-    table = rivals.monomials(3, np.random.default_rng(0)).tolist()
+    table = baselines.monomials(3, np.random.default_rng(0)).tolist()
     assert [1, 1, -2] in table
     assert [0, 0, 0] in table
-    assert len(rivals.monomials(8, np.random.default_rng(0))) == rivals.MONOMIALS
+    assert len(baselines.monomials(8, np.random.default_rng(0))) == baselines.MONOMIALS
     monkeypatch.setattr(benchmark, "installed", list)
     with pytest.raises(SystemExit):
         benchmark.main(["--methods", "gplearn"])
     assert "not installed: gplearn (pip install gplearn)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", rivals.RIVALS)
+@pytest.mark.parametrize("name", baselines.BASELINES)
 def test_a_program_that_is_installed_predicts(name):
-    if name not in rivals.installed():
+    if name not in baselines.installed():
         pytest.skip(f"{name} is not installed")
     X = EQUATIONS[3].draw(100, np.random.default_rng(0))
-    predict, size, formula = rivals.RIVALS[name](X, EQUATIONS[3](X), 0)
+    predict, size, formula = baselines.BASELINES[name](X, EQUATIONS[3](X), 0)
     assert np.shape(predict(X)) == (100,)
     assert size > 0
     assert formula

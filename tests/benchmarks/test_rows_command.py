@@ -29,7 +29,7 @@ WRONG = [
     (gpu, "--jobs 0", "--jobs: must be a whole number of at least 1, got '0'"),
     (throughput, "--sizes 3x2", "a size is BxIxO or BxIxOxK in positive integers, got '3x2'"),
     (throughput, "--threads one", "--threads: must be a whole number of at least 1, got 'one'"),
-    (throughput, "--rivals eager,foo", "unknown foo; known: ours, make-step, eager"),
+    (throughput, "--baselines eager,foo", "unknown foo; known: ours, make-step, eager"),
     (throughput, "--layers gru", "unknown gru; known: npu, realnpu"),
     (throughput, "--passes backward", "unknown backward; known: forward, step, train, run"),
     (throughput, "--seconds 0", "--seconds: must be greater than 0, got 0"),

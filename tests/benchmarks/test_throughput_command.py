@@ -16,7 +16,7 @@ def run_tiny(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(devices.Device, "product_size", 64)
     monkeypatch.setattr(devices.Device, "copy_floats", 2**16)
     arguments = ["--sizes", "5x3x2,5x3x2x3", "--threads", "1", "--seconds", "0.01", "--no-memory"]
-    return suite_main.main([*arguments, "--rivals", "eager,linear", "--json", str(path)])
+    return suite_main.main([*arguments, "--baselines", "eager,linear", "--json", str(path)])
 
 
 def test_the_suite_writes_rows_that_the_report_reads(tmp_path, capsys, monkeypatch):

@@ -31,7 +31,7 @@ def one_by_one() -> Iterator[None]:
 def new_notices() -> Iterator[None]:
     """Notices that were given in this process are given again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "_noticed", set())
+        patch.setattr(runs, "_warned", set())
         yield
 
 

@@ -92,7 +92,7 @@ def test_architectures() -> None:
         assert tuning.architecture(GPUTarget("cuda", capability, 32)) == name
     assert tuning.architecture(GPUTarget("hip", "gfx950", 64)) == "gfx942"
     with pytest.raises(
-        RuntimeError, match=r"no configurations for compute capability 7.5, the least is 8.0"
+        RuntimeError, match=r"no configurations for compute capability 7.5, the minimum is 8.0"
     ):
         tuning.architecture(GPUTarget("cuda", 75, 32))
 

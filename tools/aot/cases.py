@@ -112,7 +112,7 @@ SHAPES = {
     "large odd": (4099, 257, 259),
 }
 
-# D, h and starts of time loops: a warp of models with one or more starts, and the largest.
+# D, h and starts of ODE solvers: a warp of models with one or more starts, and the largest.
 ODE_SIZES = ((2, 6, 3), (3, 9, 1000), (4, 20, 1), (32, 32, 5))
 ODE_SIZES_DOUBLE = ((2, 6, 3), (3, 9, 1), (4, 20, 1), (16, 32, 5))
 

@@ -1,12 +1,12 @@
 """The loops around matrix units' instructions, and the budgets of large layers' kernels.
 
 For sm_90 and sm_100, each large kernel must do at least :data:`GAIN` times the multiply-adds of the
-one-pass kernel for the same target, for each instruction that it issues; wait at most once for a
+fused kernel for the same target, for each instruction that it issues; wait at most once for a
 product of depth DEPTH; and have shared memory for two stages.
 
 Multiply-adds are those of the layer's formula: for each row, input and output two with log r and
 two with the mask forward, two in backward_x, two and two in backward_w. The number of products of
-narrower numbers that make them (six and three in the one-pass kernels, three and two here) does not
+narrower numbers that make them (six and three in the fused kernels, three and two here) does not
 count.
 """
 
@@ -24,7 +24,7 @@ DEEP = 16  # of an instruction of the matrix units
 # How often the large kernels pass each loop, for a product of values with log r and another with
 # the mask.
 TURNS = {"forward": (3, 2), "backward_x": (1,), "backward_w": (3, 2)}
-# The multiply-adds of a row, an input and an output in a step of the one-pass kernels.
+# The multiply-adds of a row, an input and an output in a step of the fused kernels.
 TERMS = {"forward": 4, "backward_x": 2, "backward_w": 4}
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)(.*)")
 LABEL = re.compile(r"^(\.L_\w+):")
@@ -97,7 +97,7 @@ def multiply_adds(row: dict[str, Any]) -> float:
 
 
 def large_faults(rows: list[dict[str, Any]]) -> None:
-    """Add faults to the rows of a target's large kernels; its one-pass kernels are rows too."""
+    """Add faults to the rows of a target's large kernels; its fused kernels are rows too."""
     one_pass = {}
     for row in rows:
         if _part(row) and row["passes"] == 6 and row.get("loops") and row["case"] == "large":
@@ -122,5 +122,5 @@ def large_faults(rows: list[dict[str, Any]]) -> None:
             row["faults"].append(f"{memory}, two stages take {2 * stage}")
         gain = multiply_adds(row) / one_pass[_part(row)]
         if gain < GAIN:
-            rate = "the one-pass kernel's multiply-adds an instruction"
+            rate = "the fused kernel's multiply-adds an instruction"
             row["faults"].append(f"{gain:.1f} times {rate}, least {GAIN}")

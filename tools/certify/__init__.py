@@ -20,7 +20,7 @@ reason.
 
 from tools.certify import matrix  # isort: skip
 
-# In the order of the table, whose rows they register; a process that starts anew needs them too.
+# In the order of the table, whose rows they register; a new process needs them too.
 from tools.certify import values, derivatives, compiling, services, processes  # isort: skip
 from tools.certify import command
 

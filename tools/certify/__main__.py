@@ -4,5 +4,5 @@ import sys
 
 from tools.certify.command import main
 
-if __name__ == "__main__":  # children that start anew import this file too
+if __name__ == "__main__":  # child processes import this file too
     sys.exit(main())

@@ -130,7 +130,7 @@ NOTES = """
 - **FlopCounterMode** counts the fused layers after `import npu_kernels.interop.flops`: 2
   operations for each row, output and input of each product of rows and weights in a layer's
   formula, forward and the gradients that are needed. Logarithms, exponentials, cosines and what is
-  done once for each element count nothing, nor do fused time loops and training loops.
+  done once for each element count nothing, nor do fused ODE solvers and training loops.
 - **fork** after the kernels have run on several threads: call `torch.set_num_threads(1)` in the
   child first, as for any torch operator.
 - **Half precision and autocast.** Under autocast all but float64, which torch does not cast, is

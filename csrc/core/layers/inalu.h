@@ -31,7 +31,7 @@ struct InaluBackward {
   InaluInputs<T> inputs;
   const T *grad_y, *h, *a, *t;  // [K, B, O]
   const int32_t* flags;         // [K, B, O]
-  const T* parts;               // of the forward; null: computed again, to the same bits
+  const T* parts;               // of the forward; null: computed again, bitwise identical
   T* grad_x;                    // [K, B, I] even when x is shared; null: not wanted (likewise below)
   T *grad_weight_add, *grad_mask_add, *grad_weight_mul, *grad_mask_mul, *grad_gate_weight;  // [K, O, I]
 };

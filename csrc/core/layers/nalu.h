@@ -30,7 +30,7 @@ template <typename T>
 struct NaluBackward {
   NaluInputs<T> inputs;
   const T *grad_y, *h, *a, *t;                    // [K, B, O]
-  const T* parts;                                 // of the forward; null: computed again, to the same bits
+  const T* parts;                                 // of the forward; null: computed again, bitwise identical
   T* grad_x;                                      // [K, B, I] even when x is shared; null: not wanted (likewise below)
   T *grad_weight, *grad_mask, *grad_gate_weight;  // [K, O, I]
   T* grad_gate_bias;                              // [K, O]

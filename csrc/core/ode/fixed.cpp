@@ -1,4 +1,4 @@
-// The time loop u' = A npu(u) by explicit Runge-Kutta steps, and its discrete adjoint. Formulas of a stage:
+// The ODE solver of u' = A npu(u) by explicit Runge-Kutta steps, and its discrete adjoint. Formulas of a stage:
 // ode/lanes.h.
 //
 //   forward    v_1 = u_n    k_i = f(v_i)    v_{i+1} = u_n + dt sum_{j <= i} a_ij k_j
@@ -9,7 +9,7 @@
 //
 // Trajectories (rows: starts of models) lie across the lanes of registers (ode/lanes.h), a single one's hidden units do
 // (ode/hidden.h). The backward pass reads what the stages saved, or the trajectory alone: then the stages are computed
-// again from it, to the same bits.
+// again from it, bitwise identical.
 #include "ode/hidden.h"
 #include "ode/lanes.h"
 #include "ode/loop.h"

@@ -149,7 +149,7 @@ class ImplicitStep : public PairStep<T, Units> {
   bool broken(int l) const { return lanes_[l].broken; }
   int64_t evaluations(int l) const { return lanes_[l].evaluations; }
 
-  // The end of a step whose derivatives are known, to the bit.
+  // The end of a step whose derivatives are known, bitwise.
   void end(const Reg* u, Reg h, Reg* to) { place(kStages - 1, u, h, to); }
   // The state of stage i, whose derivatives are known.
   const Reg* state(int i, const Reg* u, Reg h) {

@@ -1,4 +1,4 @@
-// The time loop and its adjoint, for every meaning of a register's lanes. Formulas: ode/fixed.cpp.
+// The ODE solver and its adjoint, for every meaning of a register's lanes. Formulas: ode/fixed.cpp.
 #pragma once
 
 #include "api.h"

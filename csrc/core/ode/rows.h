@@ -1,4 +1,4 @@
-// How the trajectories of a time loop are cut into registers and tasks, and how their gradients are added up.
+// How the trajectories of an ODE solver are cut into registers and tasks, and how their gradients are added up.
 #pragma once
 
 #include "api.h"

@@ -81,13 +81,13 @@ def outliers(candidate: Candidate, data: Series) -> Tensor:
     off = states.log() - values.log() if data.relative else states - values
     off = torch.where(fitted.seen, candidate.residuals(), off * weight).abs()
     off = torch.where(data.seen, off.nan_to_num(math.inf), 0.0)
-    least = torch.maximum(OUTLIER * fitted.exact, MIN_SHARE * fitted.spread())
+    threshold = torch.maximum(OUTLIER * fitted.exact, MIN_SHARE * fitted.spread())
     far = torch.zeros_like(data.seen)
     for d in range(far.shape[2]):
         seen, sizes = data.seen[..., d], off[..., d]
         if seen.sum() < MIN_VALUES:
             continue
-        is_much = sizes > least[d]
+        is_much = sizes > threshold[d]
         far[..., d] = _far(sizes, seen, is_much)
         if not (data.has_sigma or data.in_proportion):
             over_states = sizes / states[..., d].abs().clamp(min=MIN_SIZE)

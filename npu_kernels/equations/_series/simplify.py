@@ -121,14 +121,14 @@ def _simpler(
     visited = {} if visited is None else visited
     for value, candidate in zip(values, best, strict=True):
         visit(visited, value, candidate)
-    vain: list[set[Change]] = [set() for _ in best]
+    rejected: list[set[Change]] = [set() for _ in best]
     active = list(range(len(best)))
     while active and job.go_on():
         plans, covariances = {}, {}
         for n, matrix in zip(active, information([best[n] for n in active]), strict=True):
             covariances[n] = covariance(best[n], matrix)
             priced = _plan(best[n], list(proposals(best[n], covariances[n])), covariances[n])
-            plans[n] = _trials([pair for pair in priced if pair[0] not in vain[n]])
+            plans[n] = _trials([pair for pair in priced if pair[0] not in rejected[n]])
         tried = [(n, changes) for n in active for changes in plans[n]]
         if not tried:
             break
@@ -147,7 +147,7 @@ def _simpler(
             if lanes and min(scores[lane] for lane in lanes) < values[n]:
                 winners[n] = min(lanes, key=scores.__getitem__)
             else:
-                vain[n].update(plan[0] for plan in plans[n] if len(plan) == 1)
+                rejected[n].update(plan[0] for plan in plans[n] if len(plan) == 1)
         if winners:
             fitted = refitted([trials[lane] for lane in winners.values()], job)
             for n, candidate, value in zip(
@@ -446,7 +446,7 @@ def _after(
 # window", Madigan and Raftery 1994), which by the Bayesian information criterion is a difference
 # below 2 log 20. The candidates are the forms that the search visited, and the best candidate
 # without one of its numbers. A form is fitted with all of its numbers free, and its exponents are
-# rounded again: fractions that suit the best candidate need not suit another one.
+# rounded again: fractions that fit the best candidate need not fit another one.
 
 WINDOW = 2 * math.log(20)  # of the BIC
 UNFORESEEN = 4.0  # of the BIC: the error of the quadratic approximation that is allowed
@@ -515,7 +515,7 @@ def _fitted(
         bound = min(limit, best_of_form[kind][0] if kind in best_of_form else math.inf)
         if _distinct(candidate) and value < bound:
             best_of_form[kind] = value, candidate, model
-    return [pair[1:] for pair in sorted(best_of_form.values(), key=lambda rival: rival[0])]
+    return [pair[1:] for pair in sorted(best_of_form.values(), key=lambda pair: pair[0])]
 
 
 def _candidates(free: Candidate, visited: Visited, limit: float) -> dict[Form, Candidate]:

@@ -128,8 +128,8 @@ def in_place_of_rounded(data: AllRows, candidate: Sum, loss: str | None) -> Arra
     They are not a number elsewhere.
     """
     told = np.full((2, len(candidate.c), len(data.matrix)), np.nan)
-    for rival in freed(data, candidate, loss, integers=True):
-        told[:, rival.where] = rival.exponents[rival.where], rival.errors[rival.where]
+    for other in freed(data, candidate, loss, integers=True):
+        told[:, other.where] = other.exponents[other.where], other.errors[other.where]
     return told
 
 

@@ -456,13 +456,13 @@ def _standing(fits: list[Fit], rules: Rules) -> list[Fit]:
         data, candidate, fitted = min(near, key=lambda fit: fit[2].cost)
         checked.append(fitted)
         full = data.exponents.full(fitted.u, data.power, data.below)
-        rivals = list(freed(data, fitted, rules.loss))
-        close = [rival for rival in rivals if rival.candidate.cost < min(fitted.cost + TELL, limit)]
-        stands = not any(rival.excludes(full) for rival in close)
+        others = list(freed(data, fitted, rules.loss))
+        close = [other for other in others if other.candidate.cost < min(fitted.cost + TELL, limit)]
+        stands = not any(other.excludes(full) for other in close)
         if not stands:
             fits = [fit for fit in fits if fit[2] is not fitted]
         if not stands or fitted.cost == best:
-            fits = fits + [(data, candidate, rival.candidate) for rival in rivals]
+            fits = fits + [(data, candidate, other.candidate) for other in others]
     return fits
 
 

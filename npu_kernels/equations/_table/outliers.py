@@ -22,9 +22,9 @@ from npu_kernels.equations._table.search import Settings
 
 Array = Any
 
-MIN_WITH_WILD = 8  # rows from which outliers are looked for
+MIN_WITH_OUTLIERS = 8  # rows from which outliers are looked for
 ROUGH = 0.3  # of y's standard deviation: the error from which outliers may have hidden the equation
-WILD_ROUNDS = 3  # searches without suspected outliers
+OUTLIER_ROUNDS = 3  # searches without suspected outliers
 WILD = 7.0  # robust standard deviations from which a row is suspected
 MAX_WILD = 0.2  # share of the rows; values that occur in many rows may be more of them
 FEW = 0.03  # share of the rows up to which tails are not heavy
@@ -64,7 +64,7 @@ def find_equations(
     of_values = fitted is stepwise.find_equations or settings.rules.loss != "squared"
     result_of_all, keep = fitted(rows, settings, powers), np.ones(len(rows.y), dtype=bool)
     best = result_of_all.equations[result_of_all.best_index]
-    if settings.leave_out is None or len(keep) < MIN_WITH_WILD:
+    if settings.leave_out is None or len(keep) < MIN_WITH_OUTLIERS:
         return result_of_all
     odd = _odd_values(rows, best)
     # Terms that follow odd values may make an equation exact.
@@ -84,7 +84,7 @@ def find_equations(
         decisive, resting = _decisive(rows, result_of_all)
         if not odd.any():
             suspects = suspects | decisive
-        for _ in range(WILD_ROUNDS):
+        for _ in range(OUTLIER_ROUNDS):
             is_settled = (suspects == ~keep).all() or _lacks(rows, ~suspects, settings)
             if is_settled or not without.complete:
                 break
@@ -133,8 +133,8 @@ def _believed(
     of_all = _squares(_errors(rows, replace(result_of_all, noise=kind), everything, rows.y)).mean()
     of_kept = _squares(_errors(rows, without, keep, rows.y))[keep].mean()
     gain = math.log(of_all / of_kept)
-    wild = np.column_stack([rows.X, rows.y])[~keep]
-    values = len(np.unique(wild[odd[~keep]])) + int((~keep & ~is_odd).sum())
+    outlier_rows = np.column_stack([rows.X, rows.y])[~keep]
+    values = len(np.unique(outlier_rows[odd[~keep]])) + int((~keep & ~is_odd).sum())
     shorter = _length(result_of_all) - _length(without) - values
     return len(keep) * gain + shorter * math.log(len(keep)) > 0
 
@@ -222,7 +222,7 @@ def _at_end(rows: Rows, odd: Array) -> Array:
 
 def _lacks(rows: Rows, keep: Array, settings: Settings) -> bool:
     """Whether too few rows would be left, or a group would have no more rows than terms."""
-    if keep.sum() < min(MIN_WITH_WILD, (1 - MAX_WILD) * len(keep)):
+    if keep.sum() < min(MIN_WITH_OUTLIERS, (1 - MAX_WILD) * len(keep)):
         return True
     if rows.group is None:
         return False
@@ -279,7 +279,7 @@ def _decisive(rows: Rows, result: SearchResult) -> tuple[Array, list[str]]:
     """
     best = result.equations[result.best_index]
     decisive = result.inflation > 1 / (1 - DECISIVE)
-    is_few = 0 < decisive.sum() <= MAX_DECISIVE and len(decisive) > MIN_WITH_WILD
+    is_few = 0 < decisive.sum() <= MAX_DECISIVE and len(decisive) > MIN_WITH_OUTLIERS
     if best.exact or not is_few or rows.group is not None:
         return np.zeros_like(decisive), []
     used = best.exponents[:, : rows.X.shape[1]].any(0)
@@ -357,28 +357,29 @@ def _named(
     rows: Rows,
     result_of_all: SearchResult,
     without: SearchResult,
-    wild: Array,
+    is_far: Array,
     odd: Array,
     leave_out: bool,
 ) -> SearchResult:
     """The equations with the outliers named. leave_out: those without these rows, or with them."""
-    order = np.argsort(rows.origin[wild])
-    numbers = rows.origin[wild][order]
+    order = np.argsort(rows.origin[is_far])
+    numbers = rows.origin[is_far][order]
     best, other = (table.equations[table.best_index] for table in (without, result_of_all))
-    group = None if rows.group is None else rows.group[wild][order]
-    predicted = best._predicted(rows.X[wild][order], group)
+    group = None if rows.group is None else rows.group[is_far][order]
+    predicted = best._predicted(rows.X[is_far][order], group)
     said = [
-        f"{y:.6g} for {value:.6g}" for y, value in zip(rows.y[wild][order], predicted, strict=True)
+        f"{y:.6g} for {value:.6g}"
+        for y, value in zip(rows.y[is_far][order], predicted, strict=True)
     ]
-    coded = _coded(rows, wild, odd, best.output)
+    coded = _coded(rows, is_far, odd, best.output)
     populations = two_populations(rows.take(~odd.any(1)), best)
-    odd = odd[wild][order]
+    odd = odd[is_far][order]
     for i, column in enumerate(rows.X.T):
-        farthest = np.abs(column[~wild]).max()
-        for k in np.flatnonzero(np.abs(column[wild][order]) >= EXTREME * farthest):
-            said[k] += f", {rows.functions.inputs[i]} is {column[wild][order][k]:.6g}"
+        farthest = np.abs(column[~is_far]).max()
+        for k in np.flatnonzero(np.abs(column[is_far][order]) >= EXTREME * farthest):
+            said[k] += f", {rows.functions.inputs[i]} is {column[is_far][order][k]:.6g}"
     for k, i in zip(*np.nonzero(odd[:, :-1]), strict=True):
-        said[k] = f"{rows.functions.inputs[i]} is {rows.X[wild][order][k, i]:.6g}"
+        said[k] = f"{rows.functions.inputs[i]} is {rows.X[is_far][order][k, i]:.6g}"
     pairs = zip(numbers.tolist(), said, strict=True)
     named = list(dict.fromkeys(f"row {row}: {words}" for row, words in pairs))
     more = [f"{len(named) - NAMED} more"] if len(named) > NAMED else []
@@ -392,7 +393,7 @@ def _named(
         text += f". Without {'it' if len(named) == 1 else 'them'}: {best}"
     if populations:
         text = f"{populations} {text}"
-    elif (~odd.any(1)).sum() > FEW * len(wild):
+    elif (~odd.any(1)).sum() > FEW * len(is_far):
         text = f"The errors of {best.output} have heavy tails: {text}"
     text = " ".join([*coded, text])
     chosen = without if leave_out else result_of_all
@@ -402,12 +403,12 @@ def _named(
     return replace(chosen, notes=(*notes, f"{text}."), outliers=rows_named)
 
 
-def _coded(rows: Rows, wild: Array, odd: Array, output: str) -> list[str]:
+def _coded(rows: Rows, is_far: Array, odd: Array, output: str) -> list[str]:
     """Sentences on the odd values that more outliers have than are named."""
     once, sentences = np.unique(rows.origin, return_index=True)[1], list[str]()
     columns = zip((*rows.functions.inputs, output), (*rows.X.T, rows.y), odd.T, strict=True)
     for name, column, is_odd in columns:
-        for value in np.unique(column[wild & is_odd]):
+        for value in np.unique(column[is_far & is_odd]):
             count = int((column[once] == value).sum())
             if count > NAMED:
                 side = "below" if value < np.median(column[~is_odd]) else "above"

@@ -349,9 +349,9 @@ def _likelier(other: Candidates, current: Candidates) -> bool:
     first, second = current.best(), other.best()
     if first is None or second is None:
         return False
-    (a, candidate), (b, rival) = first, second
-    gain = TELL if rival.parameters > candidate.parameters else 2.0  # the data hardly tell less
-    return rival.cost + b.units < candidate.cost + a.units - gain
+    (a, candidate), (b, new) = first, second
+    gain = TELL if new.parameters > candidate.parameters else 2.0  # the data hardly tell less
+    return new.cost + b.units < candidate.cost + a.units - gain
 
 
 def _may_be_factors(current: Candidates, constant: Candidates, rules: Rules) -> bool:

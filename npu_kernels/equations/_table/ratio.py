@@ -414,7 +414,7 @@ class _Search:
         return sorted(fits, key=_cost)
 
     def _start(self, terms: Terms) -> Sum | None:
-        """The ratio with the coefficients of the least error, over the term of D that suits."""
+        """The ratio with the coefficients of the smallest error, over a term of D."""
         above, below = map(list, terms)
         if not self._divides(terms[1]):
             return None

@@ -44,7 +44,7 @@ EXCHANGES = 3  # rounds in which every term may be replaced
 def find_equations(
     rows: Rows, settings: Settings, powers: tuple[float, ...] | None
 ) -> SearchResult:
-    """Return the equations of one output, and the one with the least held-out error.
+    """Return the equations of one output, and the equation with the smallest held-out error.
 
     powers: of y, of which the first is taken; None: y itself.
     """
