@@ -17,7 +17,7 @@ from benchmarks.equations.known_equations import KnownEquation
 from npu_kernels.equations import Equation
 from npu_kernels.equations._expression import OutputFunction
 from npu_kernels.equations._limits import Exponents
-from npu_kernels.equations._problem import Columns, all_rows
+from npu_kernels.equations._problem import Columns, Output
 from npu_kernels.equations._table.refine import Sum, refit
 
 # The power of y, the function of y, and how many terms a denominator has beside a 1.
@@ -62,9 +62,8 @@ def _cost(
 ) -> float | None:  # fmt: skip
     power, function, below = form
     columns, inputs = Columns.of(X), Exponents.unrestricted(X.shape[1])
-    rows = all_rows(
-        columns, y, np.ones(len(y)), 1.0, inputs, None, function=function, below=below
-    )  # those of another power need a y of one sign
+    output = Output(columns, y, np.ones(len(y)), inputs, function=function)
+    rows = output.scaled(1.0, below)  # those of another power need a y of one sign
     assert rows is not None
     above = np.arange(len(sign)) < len(sign) - below
     if abs(power) == 1:  # the target is rows.sign * y

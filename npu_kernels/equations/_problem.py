@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -430,6 +430,17 @@ class AllRows(Target):
         return replace(self, columns=columns, **chosen)
 
 
+class LeftSide(NamedTuple):
+    """The left side of an equation for one output power: fields of `Scaled` and `Target`."""
+
+    target: Array
+    sign: float
+    unit: float
+    scale: float
+    noise: float | None
+    floor: float
+
+
 @dataclass(frozen=True)
 class Output:
     """The data of one output before an output power is chosen."""
@@ -438,88 +449,99 @@ class Output:
     y: Array  # [N]
     weight: Array  # [N]: square roots of the rows' weights
     exponents: Exponents
-    noise: float | None  # the known standard deviation of the errors of ``weight * y``
+    noise: float | None = None  # the known standard deviation of the errors of ``weight * y``
     error: float = 0.0  # an estimate of it
-    factor: bool = False  # errors are factors
-    function: OutputFunction | None = None
-    limits: Limits | None = None
+    factor: bool = False  # errors are factors: y has one sign and no zeros
+    function: OutputFunction | None = None  # of y, of which the power is that of the equation
+    limits: Limits | None = None  # of exponents and coefficients
     addend: Array | None = None  # [N]: a part of every sum
     group: Array | None = None  # [N]: see `Target.group`
     digits: float = FLOAT64_ROUNDING  # the relative error to which y is rounded
 
     def scaled(self, power: float, below: int = 0) -> AllRows | None:
-        return all_rows(
-            self.columns, self.y, self.weight, power, self.exponents, self.noise, self.error,
-            self.factor, self.function, below, self.limits, self.addend, self.group, self.digits,
-        )  # fmt: skip
+        """Return the rows for one output power, or None if the data exclude this power.
 
-
-def all_rows(
-    columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents,
-    noise: float | None, error: float = 0.0, factor: bool = False,
-    function: OutputFunction | None = None, below: int = 0, limits: Limits | None = None,
-    addend: Array | None = None, group: Array | None = None, digits: float = FLOAT64_ROUNDING,
-) -> AllRows | None:  # fmt: skip
-    """Return the rows of one output for one output power, or None if the data exclude this power.
-
-    Powers other than 1 and -1 need a y of one sign, and all but 1 one without zeros, but for what
-    errors explain. With negative inputs and units, exponents that are fixed must be integers.
-    error: an estimate of the standard deviation of ``weight * y``. factor: the errors are factors,
-    so that y has one sign and no zeros. function: of y, of which the power is that of the equation.
-    below: see `Scaled`. limits: of exponents and coefficients. addend: a part of every sum. group:
-    see `Target`. digits: the relative error to which y is rounded.
-    """
-    unit = scale = root_mean_square(y, weight) or 1.0
-    if noise is not None and not 1 / MAX_NOISE < noise / unit < MAX_NOISE:
-        rule = f"noise must be between {1 / MAX_NOISE:g} and {MAX_NOISE:g} of the size of y"
-        raise ValueError(f"NPURegressor: {rule}, {unit:g}, got {noise:g}")
-    target = y / unit
-    sign = -1.0 if weight**2 @ target < 0 else 1.0
-    if function is not None:
-        inside = np.where(function.inside(y), weight, 0.0)
-        sign, scale = 1.0, root_mean_square(function.value(y), inside) or 1.0
-    target, error = sign * target, max(error, noise or 0.0) / unit
-    if factor and (target <= 0).any():
-        return None
-    lost = (target if abs(power) != 1 else np.abs(target)) <= 0
-    wrong = (weight * target)[lost]
-    if power != 1 and lost.any() and wrong.min() <= -_largest_error(len(y)) * error:
-        return None
-    floor = math.sqrt(np.mean(wrong**2)) if lost.any() else 0.0
-    offset, matrix = exponents.at(power)
-    negative = columns.negative
-    if (matrix[negative] % 1 != 0).any() or (offset[negative] % 1 != 0).any():
-        return None
-    signed, mixed = (
-        (np.where(chosen[:, None], matrix, 0) % 2 != 0).any(0)
-        for chosen in (columns.negative, columns.mixed)
-    )
-    bound = BOUND * max(1.0, abs(power))
-    low, high = np.full(len(signed), -bound), np.full(len(signed), bound)
-    scaled_limits = None
-    if limits is not None:
-        if not limits.agree(exponents, power):
+        Powers other than 1 and -1 need a y of one sign, and all but 1 one without zeros, but for
+        what errors explain. With negative inputs and units, exponents that are fixed must be
+        integers. below: see `Scaled`.
+        """
+        side, columns, limits = self._left_side(power), self.columns, self.limits
+        if side is None:
             return None
-        low, high = (ends[exponents.free] for ends in limits.exponent_bounds(bound))
-        signed |= limits.integer[exponents.free]
-        outer = matrix[negative & ~columns.mixed].sum(0), offset[negative & ~columns.mixed].sum()
-        sizes = power * math.log(scale), columns.log_mean
-        scaled_limits = limits.scaled(exponents, power, signed, outer, sign, sizes)
-    coded = columns.coded[exponents.free]  # every power of them is a line
-    low[coded], high[coded] = np.maximum(low[coded], 0.0), np.minimum(high[coded], 1.0)
-    signed |= coded
-    if not below:  # a finite y excludes a negative power of zero
-        zero = columns.zero[exponents.free]
-        low[zero] = np.maximum(low[zero], 0.0)
-    if (low > high).any():
-        return None
-    if addend is not None:
-        addend = (sign if abs(power) == 1 else 1.0) * addend / scale**power
-    return AllRows(
-        power, function, sign, unit, scale, low, high, signed, mixed, exponents,
-        None if noise is None else noise / unit, floor, factor, digits, below, scaled_limits,
-        target, weight, addend, group, columns, offset, matrix,
-    )  # fmt: skip
+        offset, matrix = self.exponents.at(power)
+        negative = columns.negative
+        if (matrix[negative] % 1 != 0).any() or (offset[negative] % 1 != 0).any():
+            return None
+        signed, mixed = (
+            (np.where(chosen[:, None], matrix, 0) % 2 != 0).any(0)
+            for chosen in (columns.negative, columns.mixed)
+        )
+        bound, free = BOUND * max(1.0, abs(power)), self.exponents.free
+        low, high = np.full(len(signed), -bound), np.full(len(signed), bound)
+        scaled_limits = None
+        if limits is not None:
+            if not limits.agree(self.exponents, power):
+                return None
+            low, high = (ends[free] for ends in limits.exponent_bounds(bound))
+            signed |= limits.integer[free]
+            always = negative & ~columns.mixed
+            outer = matrix[always].sum(0), offset[always].sum()
+            sizes = power * math.log(side.scale), columns.log_mean
+            scaled_limits = limits.scaled(self.exponents, power, signed, outer, side.sign, sizes)
+        coded = columns.coded[free]  # every power of them is a line
+        low[coded], high[coded] = np.maximum(low[coded], 0.0), np.minimum(high[coded], 1.0)
+        signed |= coded
+        if not below:  # a finite y excludes a negative power of zero
+            zero = columns.zero[free]
+            low[zero] = np.maximum(low[zero], 0.0)
+        if (low > high).any():
+            return None
+        addend = self.addend
+        if addend is not None:
+            addend = (side.sign if abs(power) == 1 else 1.0) * addend / side.scale**power
+        return AllRows(
+            **side._asdict(),
+            power=power,
+            function=self.function,
+            low=low,
+            high=high,
+            signed=signed,
+            mixed=mixed,
+            exponents=self.exponents,
+            factor=self.factor,
+            digits=self.digits,
+            below=below,
+            limits=scaled_limits,
+            weight=self.weight,
+            addend=addend,
+            group=self.group,
+            columns=columns,
+            offset=offset,
+            matrix=matrix,
+        )
+
+    def _left_side(self, power: float) -> LeftSide | None:
+        """Return the target for an output power, or None if y excludes it."""
+        y, weight = self.y, self.weight
+        unit = scale = root_mean_square(y, weight) or 1.0
+        noise = None if self.noise is None else self.noise / unit
+        if noise is not None and not 1 / MAX_NOISE < noise < MAX_NOISE:
+            rule = f"noise must be between {1 / MAX_NOISE:g} and {MAX_NOISE:g} of the size of y"
+            raise ValueError(f"NPURegressor: {rule}, {unit:g}, got {self.noise:g}")
+        target = y / unit
+        sign = -1.0 if weight**2 @ target < 0 else 1.0
+        if self.function is not None:
+            inside = np.where(self.function.inside(y), weight, 0.0)
+            sign, scale = 1.0, root_mean_square(self.function.value(y), inside) or 1.0
+        target, error = sign * target, max(self.error, self.noise or 0.0) / unit
+        if self.factor and (target <= 0).any():
+            return None
+        lost = (target if abs(power) != 1 else np.abs(target)) <= 0
+        wrong = (weight * target)[lost]
+        if power != 1 and lost.any() and wrong.min() <= -_largest_error(len(y)) * error:
+            return None
+        floor = math.sqrt(np.mean(wrong**2)) if lost.any() else 0.0
+        return LeftSide(target, sign, unit, scale, noise, floor)
 
 
 def about_mean(target: Array, root: Array, group: Array | None = None) -> Array:

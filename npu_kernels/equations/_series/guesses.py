@@ -75,12 +75,12 @@ def simple_sets(
 
     from npu_kernels.equations._library import Library
     from npu_kernels.equations._limits import Exponents
-    from npu_kernels.equations._problem import Columns, all_rows
+    from npu_kernels.equations._problem import Columns, Output
 
     X = course.states.flatten(0, 1).numpy()
     n, d = X.shape
-    free = Exponents.unrestricted(d)
-    rows = all_rows(Columns.of(X), np.ones(n), np.ones(n), 1.0, free, None)
+    output = Output(Columns.of(X), np.ones(n), np.ones(n), Exponents.unrestricted(d))
+    rows = output.scaled(1.0)
     assert rows is not None
     library = Library(rows.take(slice(None)), np.random.default_rng(seed))
     values = torch.from_numpy(library.A).view((*course.states.shape[:2], -1))

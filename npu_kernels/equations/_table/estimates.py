@@ -359,11 +359,19 @@ def started(
     if equation.noise == "proportional":
         root = root / sizes(rows.y if is_new else equation._predicted(rows.X, rows.group))
     output = Output(  # any y of the other sign is taken for an error, as in the last fit of `fit`
-        columns, rows.y, root, equation.constraint, rows.deviation, math.inf,
-        equation.noise == "multiplicative", equation.target_transform, equation.limits,
-        None if equation.known_part is None else equation.known_part.values(rows.X), rows.group,
-        rows.digits,
-    )  # fmt: skip
+        columns,
+        rows.y,
+        root,
+        equation.constraint,
+        noise=rows.deviation,
+        error=math.inf,
+        factor=equation.noise == "multiplicative",
+        function=equation.target_transform,
+        limits=equation.limits,
+        addend=None if equation.known_part is None else equation.known_part.values(rows.X),
+        group=rows.group,
+        digits=rows.digits,
+    )
     data = output.scaled(equation.target_power, equation.n_denominator_terms)
     if data is None or _fractional(equation, columns).any():
         _refuse(equation, columns, rows.y, function)

@@ -119,14 +119,22 @@ def measured(rows: Rows) -> tuple[Output, str]:
     columns = Columns.of(rows.functions.expand(rows.X))
     addend = None if rows.part is None else rows.part.values(rows.X)
     output = Output(
-        columns, rows.y, root, rows.exponents, rows.deviation,
-        limits=rows.limits, addend=addend, group=rows.group, digits=rows.digits,
-    )  # fmt: skip
+        columns,
+        rows.y,
+        root,
+        rows.exponents,
+        noise=rows.deviation,
+        factor=rows.noise == "multiplicative",
+        limits=rows.limits,
+        addend=addend,
+        group=rows.group,
+        digits=rows.digits,
+    )
     if rows.noise == "multiplicative":
         if not ((rows.y > 0).all() or (rows.y < 0).all()):
             rule = "noise='multiplicative' needs a y of one sign without zeros"
             raise ValueError(f"NPURegressor: {rule}, which {rows.output} is not")
-        output, kind = replace(output, factor=True), "multiplicative"
+        kind = "multiplicative"
     return output, kind
 
 
