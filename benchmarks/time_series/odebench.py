@@ -40,6 +40,7 @@ METHODS = ("ode.fit", "pysindy")
 KEYS = "system", "start", "noise", "dropped", "method"  # of a row
 # Method, shares of series reconstructed and generalised to without noise, in %; 126 series.
 PUBLISHED = ("ODEFormer, published", 66.4, 32.8)
+POINTS_OF_SERIES = 150  # of a series of ODEBench
 MIN_R2 = 0.9
 MAX_EVALUATIONS = 60_000  # of an equation, whose trajectory may come near a pole
 MAX_TRIAL_EVALUATIONS = 6000  # of an equation of pysindy's grid
@@ -109,7 +110,7 @@ def is_strogatz(system: System | Row) -> bool:
 
 
 def sample_times(system: System) -> np.ndarray:
-    return np.linspace(0, 9.9, 100) if is_strogatz(system) else np.linspace(0, 10, 150)
+    return np.linspace(0, 9.9, 100) if is_strogatz(system) else np.linspace(0, 10, POINTS_OF_SERIES)
 
 
 def truth(system: System, start: int, times: np.ndarray) -> np.ndarray:
@@ -118,6 +119,19 @@ def truth(system: System, start: int, times: np.ndarray) -> np.ndarray:
     path = solved(lambda _, x: [float(v) for v in function(*x)], system.starts[start], times)
     assert path is not None, system
     return path
+
+
+def series(
+    system: System, start: int, noise: float, dropped: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return times and measurements ``[M, D]``; dropped: the share of points left out."""
+    generator = np.random.default_rng(1000 * start + system.number)
+    times = sample_times(system)
+    true = truth(system, start, times)
+    values = true * (1 + noise * generator.normal(size=true.shape))
+    order = generator.permutation(len(times))
+    rows = np.sort(order[: round(len(times) * (1 - dropped))])
+    return times[rows], values[rows]
 
 
 def r2(true: np.ndarray, path: np.ndarray | None) -> float:
@@ -148,25 +162,27 @@ def has_form(equation: Numbers, known: Numbers) -> bool:
     )
 
 
-def fitted(
-    times: np.ndarray, values: np.ndarray, has_noise: bool = False
-) -> tuple[Numbers, str, bool]:
-    """Return the equation of `ode.fit`: its numbers, its text, and whether it warned.
-
-    has_noise: in proportion to the values.
-    """
+def fit(times: np.ndarray, values: np.ndarray, has_noise: bool = False) -> ode.SeriesFitResult:
+    """Return the result of `ode.fit`. has_noise: in proportion to the values."""
     d = values.shape[1]
     h = TERMS[d]
     model = nn.Sequential(
         RealNPU(d, h, num_models=MODEL_STARTS), NAU(h, d, num_models=MODEL_STARTS)
     )
+    sigma = "proportional" if has_noise else None
+    return ode.fit(model, times, torch.from_numpy(values), sigma=sigma, progress=False)
+
+
+def fitted(
+    times: np.ndarray, values: np.ndarray, has_noise: bool = False
+) -> tuple[Numbers, str, bool]:
+    """Return the equation of `fit`: its numbers, its text, and whether it warned."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ode.PoorFitWarning)
-        sigma = "proportional" if has_noise else None
-        fit = ode.fit(model, times, torch.from_numpy(values), sigma=sigma, progress=False)
-    exponents, coefficients = (part[0].numpy() for part in fit.weights())
+        result = fit(times, values, has_noise)
+    exponents, coefficients = (part[0].numpy() for part in result.weights())
     warned = any(issubclass(one.category, ode.PoorFitWarning) for one in caught)
-    return (exponents, coefficients), str(fit.equation).replace("\n", "; "), warned
+    return (exponents, coefficients), str(result.equation).replace("\n", "; "), warned
 
 
 def sindy(times: np.ndarray, values: np.ndarray) -> tuple[Numbers, str, bool]:
@@ -182,20 +198,17 @@ def sindy(times: np.ndarray, values: np.ndarray) -> tuple[Numbers, str, bool]:
 def measure(number: int, start: int, noise: float, dropped: float, method: str = METHODS[0]) -> Row:
     """Return the row of one series of system `number`; dropped: the share of points left out."""
     system = next(system for system in ALL if system.number == number)
-    generator = np.random.default_rng(1000 * start + number)
     times = sample_times(system)
     true = truth(system, start, times)
-    values = true * (1 + noise * generator.normal(size=true.shape))
-    order = generator.permutation(len(times))
-    rows = np.sort(order[: round(len(times) * (1 - dropped))])
+    first = series(system, start, noise)[1][0]
+    points = series(system, start, noise, dropped)
     row: Row = {"system": number, "start": start, "noise": noise, "dropped": dropped}
     known = terms(system)
     row |= {"method": method, "terms": None if known is None else len(known[0])}
     begin = time.process_time()
     try:
-        series = times[rows], values[rows]
         is_ours = method == METHODS[0]
-        equation, text, warned = fitted(*series, noise > 0) if is_ours else sindy(*series)
+        equation, text, warned = fitted(*points, noise > 0) if is_ours else sindy(*points)
     except (RuntimeError, NoEquationError) as error:
         row |= {"law": None, "error": str(error), "form": False, "warned": True}
         scores: list[float | None] = [None, None]
@@ -204,7 +217,7 @@ def measure(number: int, start: int, noise: float, dropped: float, method: str =
         seconds = round(time.process_time() - begin, 2)
         row |= {"law": text, "form": bool(known and has_form(equation, known)), "warned": warned}
         other, rhs = truth(system, 1 - start, times), rhs_of(*equation)
-        exact = r2(true, solved(rhs, values[0], times)), r2(other, solved(rhs, other[0], times))
+        exact = r2(true, solved(rhs, first, times)), r2(other, solved(rhs, other[0], times))
         scores = [round(score, 4) if np.isfinite(score) else None for score in exact]
     row |= {"reconstruction": scores[0], "generalisation": scores[1], "seconds": seconds}
     return row | {"processor": processor()}
