@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kMax = 1.15;
 constexpr double kMaxOfForms = 1.3;  // a limit that is right for one processor is a little off for another
-constexpr const char* kForward[] = {"kernel", "tiny", "few outputs", "few rows", "panels"};
+constexpr const char* kForward[] = {"kernel", "tiny", "few outputs", "few rows", "panels", "outputs"};
 constexpr const char* kBackward[] = {"kernel", "few outputs", "wide", "narrow"};
 using Times = std::vector<double>;  // of the kernel, then of the forms; infinite where one cannot take the layer
 using Calls = std::vector<std::function<bool()>>;
@@ -57,7 +57,7 @@ class Layer {
     const auto& kernels = npu::kernels<T>();
     kernels.npu_forward(forward_, serial_);
     calls_[0].push_back([&] { return kernels.npu_forward(forward_, serial_), true; });
-    for (int form = 0; form < 4; ++form)
+    for (int form = 0; form < 5; ++form)
       calls_[0].push_back([&, form] { return kernels.npu_forward_in(npu::NpuForwardForm(form), forward_, serial_); });
     calls_[1].push_back([&] { return kernels.npu_backward(backward_, serial_), true; });
     for (int form = 0; form < 3; ++form)

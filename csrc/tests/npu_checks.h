@@ -33,7 +33,7 @@ void check_npu_forms(const Shape& n) {
   const Expected<T> expected(c);
   on_each_isa([&] {
     const auto& kernels = npu::kernels<T>();
-    for (int form = 0; form < 4; ++form) {
+    for (int form = 0; form < 5; ++form) {
       const auto forward = [&](const npu::NpuForward<T>& f, const npu::Parallel& parallel) {
         if (!kernels.npu_forward_in(npu::NpuForwardForm(form), f, parallel)) kernels.npu_forward(f, parallel);
       };

@@ -82,7 +82,7 @@ struct NpuStep {
 };
 
 // The forms of the kernels; core/npu/limits.h chooses.
-enum class NpuForwardForm { kTiny, kFewOutputs, kFewRows, kPanels };
+enum class NpuForwardForm { kTiny, kFewOutputs, kFewRows, kPanels, kOutputs };
 enum class NpuBackwardForm { kFewOutputs, kWide, kNarrow };
 
 struct NpuLayer : Layer {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "npu/backward.h"
+#include "npu/sign_tables.h"
 
 namespace npu {
 namespace NPU_ISA {
@@ -25,7 +26,7 @@ inline int64_t lookup_inputs() {
   static const int64_t inputs = __builtin_cpu_is("amd") ? 96 : 64;
   return inputs;
 #else
-  return 64;
+  return kOutputsAsLanes ? 32 : 64;
 #endif
 }
 // Bytes of the panels at most, if kSumRows rows take no more: for the second-level cache.
@@ -42,10 +43,14 @@ class Chunk {
   static constexpr int W = S::width;
 
  public:
-  static constexpr int kBlock = kVectors * W;                           // inputs
-  static constexpr int kOutputs = kSumOutputs<complex>;                 // of a tile
-  static constexpr int kGrads = 2 * kOutputs;                           // dP and dQ of a row and tile
-  static constexpr int kGroup = S::group_size > 0 ? S::group_size : 1;  // rows of a lookup
+  static constexpr int kBlock = kVectors * W;            // inputs
+  static constexpr int kOutputs = kSumOutputs<complex>;  // of a tile
+  static constexpr int kGrads = 2 * kOutputs;            // dP and dQ of a row and tile
+  // Rows of a lookup, and what tells their signs: bits of each input, or offsets of entries (npu/sign_tables.h).
+  using Tables = SignTables<T, complex ? 2 : 1>;
+  using Index = std::conditional_t<kOutputsAsLanes, uint8_t, Bits>;
+  static constexpr int kGroup = kOutputsAsLanes ? Tables::group : max(S::group_size, 1);
+  static constexpr int kIndices = kOutputsAsLanes ? kBlock : kVectors;  // of a group and a block
 
   // For so many rows, or for some of them at a time.
   Chunk(const NpuBackward<T>& f, int64_t rows)
@@ -54,11 +59,12 @@ class Chunk {
         blocks_(ceil_div(in_.in, kBlock)),
         room_(kSumRows *
               min(max<int64_t>(1, ceil_div(rows, kSumRows)), max<int64_t>(1, kPanels / (row_size(in_) * kSumRows)))),
-        looks_up_(S::group_size > 0 && in_.in >= lookup_inputs()),
+        looks_up_((S::group_size > 0 || kOutputsAsLanes) && in_.in >= lookup_inputs() &&
+                  (!kOutputsAsLanes || Limits<T>::nearly_fills(in_.out))),
         log_r_(room_ * blocks_ * kBlock),
         grads_(room_ * tiles(in_) * kGrads),
         mask_(looks_up_ ? 0 : room_ * blocks_ * kVectors),
-        index_(looks_up_ ? room_ / kGroup * blocks_ * kVectors : 0),
+        index_(looks_up_ ? room_ / kGroup * blocks_ * kIndices : 0),
         negative_(room_ / kSumRows * blocks_) {}
 
   static int64_t sum_rows(const NpuInputs<T>& in) {
@@ -84,9 +90,9 @@ class Chunk {
   // L of a row and a block [kBlock], zero behind I; dP and dQ of a row and a tile [kGrads].
   NPU_INLINE T* log_r(int64_t block, int64_t b) const { return log_r_ + (block * room_ + b) * kBlock; }
   NPU_INLINE T* grads(int64_t tile, int64_t b) const { return grads_ + (tile * room_ + b) * kGrads; }
-  // m of a row and a block [kVectors]; where it is looked up, of the row's group instead, as bits.
+  // m of a row and a block [kVectors]; where it is looked up, of the row's group instead [kIndices].
   NPU_INLINE Mask* mask(int64_t block, int64_t b) const { return mask_ + (block * room_ + b) * kVectors; }
-  NPU_INLINE Bits* index(int64_t block, int64_t b) const { return index_ + (block * room_ + b) / kGroup * kVectors; }
+  NPU_INLINE Index* index(int64_t block, int64_t b) const { return index_ + (block * room_ + b) / kGroup * kIndices; }
   // Whether any x of the block is negative, in the kSumRows rows that b is one of.
   NPU_INLINE bool& negative(int64_t block, int64_t b) const { return negative_[(block * room_ + b) / kSumRows]; }
 
@@ -134,9 +140,11 @@ class Chunk {
     Bits any = {};
     for (int64_t b = begin; b < end;) {
       Bits marks = {};
-      Bits* const to = index(block, b) + v;
+      Index* const to = index(block, b) + v * (kIndices / kVectors);
       for (int r = 0; r < kGroup && b < end; ++r, ++b) marks = S::mark_negative(marks, log(), r);
-      *to = marks;
+      if constexpr (kOutputsAsLanes)
+        for (int l = 0; l < W; ++l) to[l] = Tables::offset(unsigned(marks[l]));
+      else *to = marks;
       any |= marks;
     }
     return S::any_mark(any);
@@ -207,7 +215,7 @@ class Chunk {
   const bool looks_up_;
   Scratch<T> log_r_, grads_;
   Scratch<Mask> mask_;
-  Scratch<Bits> index_;
+  Scratch<Index> index_;
   Scratch<bool> negative_;
   bool first_ = false;
   int64_t rows_ = 0, row_ = 0;

@@ -42,6 +42,12 @@ static_assert(kSumRows % kTableRows == 0 && kTableRows % kSumRun == 0);
 constexpr int64_t kSpreadRun = 66;
 static_assert(kSpreadRun % kSumOutputs<true> == 0 && kSpreadRun % kSumOutputs<false> == 0);
 
+// Mask products from tables in memory are made for so many outputs at a time, and of the sums of so many rows. Whole
+// tiles and registers of outputs.
+constexpr int kTableOutputs = 24;
+constexpr int64_t kRowsOfTables = 72;
+constexpr int kTableInputs = 4;  // whose sums are in registers
+
 enum class Signs { kNone, kMasked, kLookup };
 enum class Products { kReal, kMask, kBoth };
 
@@ -60,6 +66,9 @@ class Group {
   static constexpr int kWeights = complex ? 2 : 1;
   using TileSums = Reg[kOutputs][kVectors][kParts<complex>];
   static constexpr int kTileSums = kOutputs * kBlock * kParts<complex>;
+  static constexpr int kMaskStep = kSumBlocks * kBlock;  // inputs
+  static_assert(kTableOutputs % kOutputs == 0 && kTableOutputs % W == 0 && kRowsOfTables % kGroup == 0 &&
+                kSumRows % kRowsOfTables == 0);
 
  public:
   // [tiles of outputs][blocks of inputs][a tile's sums]: those of a tile and a block lie beside each other.
@@ -231,7 +240,8 @@ class Group {
 
   // The weight sums of the blocks of inputs [first, last): a tile of outputs after the other, of some blocks at a time.
   void sum(const GroupTask<T>& task, const Panels& c, int64_t first, int64_t last) const {
-    alignas(64) T tables[S::group_size > 0 ? kOutputs * (kTableRows / kGroup) * 2 * W : 1];
+    alignas(64) T tables[S::group_size > 0 && !kOutputsAsLanes ? kOutputs * (kTableRows / kGroup) * 2 * W : 1];
+    alignas(64) T masks[kOutputsAsLanes ? kWeights * kTableOutputs * kMaskStep : 1];
     const int64_t sum_rows = Panels::sum_rows(in_);
     for (int64_t b = 0; b < c.rows(); b += sum_rows) {
       const int64_t end = min(b + sum_rows, c.rows());
@@ -239,20 +249,103 @@ class Group {
         const int64_t blocks = min<int64_t>(kSumBlocks, last - block);
         const bool looks_up = c.looks_up() && any_negative(c, b, end, block, blocks);
         for (int64_t tile = 0; tile * kOutputs < in_.out; ++tile) {
+          const int64_t o = tile * kOutputs % kTableOutputs;
+          if (kOutputsAsLanes && looks_up && o == 0) sum_masks(c, b, end, block, blocks, tile * kOutputs, masks);
           TileSums sums[kSumBlocks];
           std::memset(sums, 0, size_t(blocks) * sizeof(TileSums));
           for (int64_t row = b; row < end; row += kTableRows) {
             const int64_t row_end = min(row + kTableRows, end);
             const bool last_rows = row_end == end;
-            if (looks_up) fill_tables(c, row, row_end, tile, tables);
+            if (looks_up && !kOutputsAsLanes) fill_lookups(c, row, row_end, tile, tables);
             if (last_rows) fetch_sums(task, block, tile);
             for (int64_t n = 0; n < blocks; ++n) {
               if (last_rows && n + 1 < blocks) fetch_sums(task, block + n + 1, tile);
               add_rows_of(signs(c, b, end, block + n), c, row, row_end, block + n, tile, tables, sums[n]);
+              if (kOutputsAsLanes && looks_up && last_rows) load_masks(masks + n * kBlock, o, sums[n]);
               if (last_rows) finish_sums(task, c.first() && b == 0, block + n, tile, sums[n]);
             }
           }
         }
+      }
+    }
+  }
+
+  // The mask sums of the outputs [first, first + kTableOutputs) and of some blocks of inputs over rows [b, end):
+  // [of dQ, of dP][outputs][kMaskStep inputs]. A register holds outputs meanwhile.
+  void sum_masks(const Panels& c, int64_t b, int64_t end, int64_t block, int64_t blocks, int64_t first,
+                 T* masks) const {
+    using Tables = typename Panels::Tables;
+    alignas(64) T tables[kRowsOfTables / kGroup * Tables::size], sums[kMaskStep * Tables::entry];
+    for (int64_t o = first; o < min(first + kTableOutputs, in_.out); o += W) {
+      std::memset(sums, 0, size_t(blocks * kBlock * Tables::entry) * sizeof(T));
+      for (int64_t row = b; row < end; row += kRowsOfTables) {
+        const int64_t rows = min(kRowsOfTables, end - row);
+        fill_tables(c, row, rows, o, tables);
+        for (int64_t n = 0; n < blocks; ++n) {
+          if (!c.negative(block + n, row)) continue;
+          const int64_t inputs = min<int64_t>(kBlock, round_up(in_.in - (block + n) * kBlock, W));
+          for (int64_t i = 0; i < inputs; i += kTableInputs)
+            add_entries(c.index(block + n, row) + i, ceil_div(rows, kGroup), tables,
+                        sums + (n * kBlock + i) * Tables::entry);
+        }
+      }
+      for (int64_t i = 0; i < blocks * kBlock; i += W) {
+        for (int part = 0; part < kWeights; ++part) {
+          Reg column[W];
+          for (int n = 0; n < W; ++n) column[n] = S::load(sums + (i + n) * Tables::entry + part * W);
+          S::transpose(column);
+          for (int n = 0; n < W; ++n)
+            S::store(masks + (part * kTableOutputs + o - first + n) * kMaskStep + i, column[n]);
+        }
+      }
+    }
+  }
+
+  // The tables of dQ and dP of some rows, of a register of outputs from o on.
+  void fill_tables(const Panels& c, int64_t b, int64_t rows, int64_t o, T* tables) const {
+    using Tables = typename Panels::Tables;
+    const int count = int(min<int64_t>(W, in_.out - o));
+    const int64_t at = c.row(b) * in_.out + o, left = in_.models * in_.rows * in_.out - at;
+    const auto load = [&](const T* p, int64_t row) __attribute__((always_inline)) {
+      p += at + row * in_.out;
+      return row * in_.out + W <= left ? S::load(p) : S::load_first(p, count);
+    };
+    for (int64_t r = 0; r < rows; r += kGroup, tables += Tables::size) {
+      const int group = int(min<int64_t>(kGroup, rows - r));
+      Reg p[kGroup], q[kGroup];
+      for (int n = 0; n < group; ++n) {
+        const Reg grad_y = load(f_.grad_y, r + n);
+        p[n] = grad_y * load(f_.y, r + n);
+        q[n] = -grad_y * load(f_.s, r + n);
+      }
+      Tables::fill(tables, group, [&](int n) __attribute__((always_inline)) { return q[n]; });
+      if constexpr (complex)
+        Tables::fill(tables + W, group, [&](int n) __attribute__((always_inline)) { return p[n]; });
+    }
+  }
+
+  // Adds the entries of some inputs and groups of rows.
+  static NPU_NOINLINE void add_entries(const typename Panels::Index* offsets, int64_t groups, const T* tables, T* to) {
+    using Tables = typename Panels::Tables;
+    Reg sums[kTableInputs][kWeights];
+    for (int n = 0; n < kTableInputs; ++n)
+      for (int part = 0; part < kWeights; ++part) sums[n][part] = S::load(to + n * Tables::entry + part * W);
+    for (int64_t g = 0; g < groups; ++g, offsets += Panels::kIndices, tables += Tables::size) {
+      for (int n = 0; n < kTableInputs; ++n) {
+        const T* const entry = tables + offsets[n];
+        for (int part = 0; part < kWeights; ++part) sums[n][part] = sums[n][part] + S::load(entry + part * W);
+      }
+    }
+    for (int n = 0; n < kTableInputs; ++n)
+      for (int part = 0; part < kWeights; ++part) S::store(to + n * Tables::entry + part * W, sums[n][part]);
+  }
+
+  // The mask sums of a tile, whose outputs begin with the o-th of `masks`.
+  static void load_masks(const T* masks, int64_t o, TileSums& sums) {
+    for (int n = 0; n < kOutputs; ++n) {
+      for (int v = 0; v < kVectors; ++v) {
+        sums[n][v][kMQ] = S::load(masks + (o + n) * kMaskStep + v * W);
+        if constexpr (complex) sums[n][v][kMP] = S::load(masks + (kTableOutputs + o + n) * kMaskStep + v * W);
       }
     }
   }
@@ -263,14 +356,15 @@ class Group {
       for (int64_t n = 0; n < blocks; ++n) any |= c.negative(block + n, b);
     return any;
   }
+  // How a block's mask products are made in the pass over its rows.
   static Signs signs(const Panels& c, int64_t b, int64_t end, int64_t block) {
-    if (!any_negative(c, b, end, block, 1)) return Signs::kNone;
+    if ((kOutputsAsLanes && c.looks_up()) || !any_negative(c, b, end, block, 1)) return Signs::kNone;
     return c.looks_up() ? Signs::kLookup : Signs::kMasked;
   }
 
   // The partial sums of every group of rows from b to the one with `end`: [groups][outputs][of dQ, of dP]. Sums with
   // rows behind the last one, which may be anything, are never looked up.
-  static void fill_tables(const Panels& c, int64_t b, int64_t end, int64_t tile, T* table) {
+  static void fill_lookups(const Panels& c, int64_t b, int64_t end, int64_t tile, T* table) {
     const T* grad = c.grads(tile, b);
     for (; b < end; b += kGroup, grad += kGroup * kGrads) {
       for (int n = 0; n < kOutputs; ++n, table += 2 * W) {
@@ -293,7 +387,8 @@ class Group {
       constexpr int n = decltype(outputs)::value, v = decltype(registers)::value;
       if (signs == Signs::kNone) add_rows<Signs::kNone, n, v>(c, b, end, block, tile, tables, sums);
       else if (signs == Signs::kMasked) add_rows<Signs::kMasked, n, v>(c, b, end, block, tile, tables, sums);
-      else if constexpr (S::group_size > 0) add_rows<Signs::kLookup, n, v>(c, b, end, block, tile, tables, sums);
+      else if constexpr (S::group_size > 0 && !kOutputsAsLanes)
+        add_rows<Signs::kLookup, n, v>(c, b, end, block, tile, tables, sums);
     };
     using One = std::integral_constant<int, 1>;
     using Whole = std::integral_constant<int, kOutputs>;
@@ -345,7 +440,7 @@ class Group {
     constexpr bool masked = masks && signs == Signs::kMasked, looked_up = masks && signs == Signs::kLookup;
     const T *l_row = c.log_r(block, b), *grad = c.grads(tile, b);
     const Mask* m = masked ? c.mask(block, b) : nullptr;
-    const typename S::Bits* indices = looked_up ? c.index(block, b) : nullptr;
+    const typename Panels::Index* indices = looked_up ? c.index(block, b) : nullptr;
     while (b < end) {
       const int64_t run_end = min(b + kSumRun, end);
       Reg sp[N][V] = {}, sq[N][V] = {}, mp[N][V] = {}, mq[N][V] = {};
@@ -370,12 +465,14 @@ class Group {
         if constexpr (masked) m += kVectors;
       };
       const auto add_group = [&]() __attribute__((always_inline)) {
-        for (int n = 0; n < N; ++n) {
-          const T* table = tables + n * 2 * W;
-          for (int v = 0; v < V; ++v) mq[n][v] = mq[n][v] + S::lookup(S::load(table), indices[v]);
-          for (int v = 0; complex && v < V; ++v) mp[n][v] = mp[n][v] + S::lookup(S::load(table + W), indices[v]);
+        if constexpr (looked_up) {
+          for (int n = 0; n < N; ++n) {
+            const T* table = tables + n * 2 * W;
+            for (int v = 0; v < V; ++v) mq[n][v] = mq[n][v] + S::lookup(S::load(table), indices[v]);
+            for (int v = 0; complex && v < V; ++v) mp[n][v] = mp[n][v] + S::lookup(S::load(table + W), indices[v]);
+          }
+          tables += kOutputs * 2 * W, indices += kVectors;
         }
-        tables += kOutputs * 2 * W, indices += kVectors;
       };
       if constexpr (looked_up) {
         for (; b + kGroup <= run_end; b += kGroup) {

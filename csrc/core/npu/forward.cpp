@@ -10,6 +10,7 @@
 // over I with broadcast weights; exp and sincos finish them before they leave the first-level cache. No [B, I] array is
 // written, none of size [B, O] but the results. A tile without a negative input leaves out its mask products.
 #include "npu/forward_few_rows.h"
+#include "npu/forward_outputs.h"
 #include "npu/forward_tiny.h"
 #include "npu/step.h"
 
@@ -490,6 +491,9 @@ bool forward(NpuForwardForm form, const NpuForward<T>& f, const Parallel& parall
       return forward_few_rows<T, complex>(f, parallel);
     case NpuForwardForm::kPanels:
       return forward_panels<T, complex>(f, parallel);
+    case NpuForwardForm::kOutputs:
+      if constexpr (kOutputsAsLanes) return outputs::forward<T, complex>(f, parallel);
+      return false;
   }
   return false;
 }

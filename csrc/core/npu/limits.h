@@ -34,6 +34,13 @@ NPU_INLINE bool takes_amx(const NpuInputs<float>& in) {
 
 namespace NPU_ISA {
 
+// Whether there is the form in which a register holds outputs, and mask products come from tables in memory.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr bool kOutputsAsLanes = true;
+#else
+constexpr bool kOutputsAsLanes = false;
+#endif
+
 // The forms that have something in registers or on the stack for each out or product have room for so many.
 constexpr int64_t kTinyProducts = 12;  // inputs times outputs of a tiny layer, or of its step (npu/step.h)
 #if defined(__AVX512F__)
@@ -55,6 +62,8 @@ struct Limits {
     if (in.out > 0 && in.out <= kForwardFewOutputs && in.in >= in.out * least_in(in.rows))
       return NpuForwardForm::kFewOutputs;
     if (in.rows <= few_rows(in.in, in.weight_im != nullptr)) return NpuForwardForm::kFewRows;
+    if (kOutputsAsLanes && in.weight_im != nullptr && in.in >= W && fills_outputs(in.out))
+      return NpuForwardForm::kOutputs;
     return NpuForwardForm::kPanels;
   }
 
@@ -82,6 +91,15 @@ struct Limits {
     if ((fills_registers(in.in) && !square) || large || in.rows <= in.in)
       return few_outputs ? NpuBackwardForm::kFewOutputs : NpuBackwardForm::kWide;
     return NpuBackwardForm::kNarrow;
+  }
+
+  // Whether registers of so many features are nearly whole: at least three quarters of their lanes.
+  static NPU_INLINE bool nearly_fills(int64_t n) { return 3 * ((n + W - 1) / W * W) <= 4 * n; }
+
+  // A RealNPU has half the products, and gains nothing. Short registers waste little.
+  static NPU_INLINE bool takes_outputs(const NpuInputs<T>& in) {
+    return kOutputsAsLanes && in.weight_im != nullptr && 2 * in.in >= W && nearly_fills(in.out) &&
+           (W < 8 || in.in < W || nearly_fills(in.in));
   }
 
  private:

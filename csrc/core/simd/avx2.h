@@ -39,6 +39,12 @@ struct Simd : GenericSimd<T, Simd<T>> {
     return table;
   }
 
+  // Bit l is set where lane l of x is below 0.
+  static NPU_INLINE unsigned negative_bits(Reg x) {
+    if constexpr (single) return unsigned(_mm256_movemask_ps((__m256)(x < Generic::zero())));
+    else return unsigned(_mm256_movemask_pd((__m256d)(x < Generic::zero())));
+  }
+
   static NPU_INLINE bool any(Bits condition) { return !_mm256_testz_si256((__m256i)condition, (__m256i)condition); }
 };
 
