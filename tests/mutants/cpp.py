@@ -29,6 +29,15 @@ FORWARD = [
         ),
         "forward-gate-of-the-first-model": ("if (model != gate_model) load_gate", "if (gate_model < 0) load_gate"),
     }),
+    *mutants(CORE + "npu/forward_outputs.h", KERNELS, {
+        "forward-outputs-phase-without-gate": ("(part ? -T(kPi) : T(kPi)) * gate[i0 + i + n]", "(part ? -T(kPi) : T(kPi))"),
+        "forward-outputs-signs-of-the-next-row": ("S::negative_bits(value) & lanes", "S::negative_bits(value)"),
+        "forward-outputs-tail-without-phases": ("for (; ins > 0; --ins) multiply();\n      if constexpr (negative) turn();", "for (; ins > 0; --ins) multiply();"),
+        "forward-outputs-block-in-place-of-a-sum": ("i0 + i > 0, sums", "i > 0, sums"),
+    }, isa="avx2"),
+    *mutants(CORE + "npu/sign_tables.h", KERNELS, {
+        "sign-tables-last-term": ("for (int e = 0; e < 1 << n; ++e)", "for (int e = n == 3; e < 1 << n; ++e)"),
+    }, isa="avx2"),
     *mutants(CORE + "npu/gate.h", ("kernels 25000", "tests/layers/test_edges.py -k 'special_input or minus_zero or zero_has_no_sign'"), {
         "gate-not-clamped": (
             "gate[i] = in.gate == nullptr ? T(1) : clamp_gate(in.gate[model * in.in + i]);",

@@ -49,7 +49,7 @@ class Chunk {
   // Rows of a lookup, and what tells their signs: bits of each input, or offsets of entries (npu/sign_tables.h).
   using Tables = SignTables<T, complex ? 2 : 1>;
   using Index = std::conditional_t<kOutputsAsLanes, uint8_t, Bits>;
-  static constexpr int kGroup = kOutputsAsLanes ? Tables::group : max(S::group_size, 1);
+  static constexpr int kGroup = kOutputsAsLanes ? kSigns : max(S::group_size, 1);
   static constexpr int kIndices = kOutputsAsLanes ? kBlock : kVectors;  // of a group and a block
 
   // For so many rows, or for some of them at a time.

@@ -67,8 +67,8 @@ class Group {
   using TileSums = Reg[kOutputs][kVectors][kParts<complex>];
   static constexpr int kTileSums = kOutputs * kBlock * kParts<complex>;
   static constexpr int kMaskStep = kSumBlocks * kBlock;  // inputs
-  static_assert(kTableOutputs % kOutputs == 0 && kTableOutputs % W == 0 && kRowsOfTables % kGroup == 0 &&
-                kSumRows % kRowsOfTables == 0);
+  static_assert(!kOutputsAsLanes || (kTableOutputs % kOutputs == 0 && kTableOutputs % W == 0 &&
+                                     kRowsOfTables % kGroup == 0 && kSumRows % kRowsOfTables == 0));
 
  public:
   // [tiles of outputs][blocks of inputs][a tile's sums]: those of a tile and a block lie beside each other.
@@ -250,7 +250,8 @@ class Group {
         const bool looks_up = c.looks_up() && any_negative(c, b, end, block, blocks);
         for (int64_t tile = 0; tile * kOutputs < in_.out; ++tile) {
           const int64_t o = tile * kOutputs % kTableOutputs;
-          if (kOutputsAsLanes && looks_up && o == 0) sum_masks(c, b, end, block, blocks, tile * kOutputs, masks);
+          if constexpr (kOutputsAsLanes)
+            if (looks_up && o == 0) sum_masks(c, b, end, block, blocks, tile * kOutputs, masks);
           TileSums sums[kSumBlocks];
           std::memset(sums, 0, size_t(blocks) * sizeof(TileSums));
           for (int64_t row = b; row < end; row += kTableRows) {
@@ -261,7 +262,8 @@ class Group {
             for (int64_t n = 0; n < blocks; ++n) {
               if (last_rows && n + 1 < blocks) fetch_sums(task, block + n + 1, tile);
               add_rows_of(signs(c, b, end, block + n), c, row, row_end, block + n, tile, tables, sums[n]);
-              if (kOutputsAsLanes && looks_up && last_rows) load_masks(masks + n * kBlock, o, sums[n]);
+              if constexpr (kOutputsAsLanes)
+                if (looks_up && last_rows) load_masks(masks + n * kBlock, o, sums[n]);
               if (last_rows) finish_sums(task, c.first() && b == 0, block + n, tile, sums[n]);
             }
           }

@@ -29,7 +29,7 @@ class Chunk {
   static constexpr int W = S::width;
   static constexpr int kParts = complex ? 2 : 1;
   using Tables = SignTables<T, kParts>;  // of Q, of P
-  static constexpr int kGroup = Tables::group, kEntry = Tables::entry;
+  static constexpr int kGroup = kSigns, kEntry = Tables::entry;
 
  public:
   static int64_t max_rows(int64_t in) {

@@ -62,8 +62,7 @@ struct Limits {
     if (in.out > 0 && in.out <= kForwardFewOutputs && in.in >= in.out * least_in(in.rows))
       return NpuForwardForm::kFewOutputs;
     if (in.rows <= few_rows(in.in, in.weight_im != nullptr)) return NpuForwardForm::kFewRows;
-    if (kOutputsAsLanes && in.weight_im != nullptr && in.in >= W && fills_outputs(in.out))
-      return NpuForwardForm::kOutputs;
+    if (takes_outputs(in)) return NpuForwardForm::kOutputs;
     return NpuForwardForm::kPanels;
   }
 

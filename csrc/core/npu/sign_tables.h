@@ -8,12 +8,14 @@
 namespace npu {
 namespace NPU_ISA {
 
+constexpr int kSigns = 4;  // of a group
+
 // The tables of sums of `parts` registers each, [groups][entries][parts].
 template <typename T, int parts>
 struct SignTables {
   using S = Simd<T>;
   using Reg = typename S::Reg;
-  static constexpr int group = 4, entries = 1 << group;
+  static constexpr int entries = 1 << kSigns;
   static constexpr int entry = parts * S::width, size = entries * entry;  // elements
 
   // One part of a table: of the first `count` terms, which `term` gives. Entry e sums the terms whose bit is set in e.
@@ -32,8 +34,10 @@ struct SignTables {
   }
 
   // Where the entry of some signs begins, in its table.
-  static NPU_INLINE uint8_t offset(unsigned signs) { return uint8_t(signs * entry); }
-  static_assert((entries - 1) * entry < 256);
+  static NPU_INLINE uint8_t offset(unsigned signs) {
+    static_assert((entries - 1) * entry < 256);
+    return uint8_t(signs * entry);
+  }
 };
 
 }  // namespace NPU_ISA
