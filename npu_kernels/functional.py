@@ -7,8 +7,8 @@ own rows, a two-dimensional ``x [B, I]`` is shared by all models, and the result
 Dtypes: float32 and float64 are computed as they are; float16 and bfloat16 tensors are computed in
 float32 and the result is cast back (on a GPU within the kernels). All tensors of a call have one
 dtype and one device. Under `torch.autocast` float16, bfloat16 and float32 tensors may be mixed;
-they are computed in float32 and the result is float32, as of ``log``, ``exp`` and ``prod``.
-Autocast does not cast float64, so float64 tensors cannot be mixed with the others.
+they are computed in float32 and the result is float32, as autocast does for ``log``, ``exp`` and
+``prod``. Autocast does not cast float64, so float64 tensors cannot be mixed with the others.
 
 Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend
 that cannot run.
@@ -64,6 +64,8 @@ def npu(
         k = g where x < 0, else 0        (-0.0 is not negative)
         y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)
 
+    Wr is `weight_re`, Wi is `weight_im`.
+
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight_re: ``[O, I]`` or ``[K, O, I]``, real part of the exponents.
@@ -87,11 +89,12 @@ def npu(
     products, if the processor supports them. The setting is read each time a forward or backward
     kernel runs, also in functions that were compiled earlier.
 
-    Derivatives of every order are those of the formula, to the precision above. On the CPU the
-    first two, and tangents of forward mode, are fused. On a GPU the first is fused, and the second
-    is a closed form. Others are eager. torch does not support a double backward through a function
-    that `torch.compile` compiled. Instead compile a function that computes the first derivative,
-    for example with `torch.func.grad`.
+    Derivatives of every order are those of the formula, to the precision above. On the CPU
+    autograd's backward and double backward are fused, and so are tangents of forward mode. On a GPU
+    the backward is fused, and the double backward is a closed form. Other derivatives are eager.
+    For derivatives by `torch.func` see `npu_kernels.functional`. torch does not support a double
+    backward through a function that `torch.compile` compiled. Instead compile a function that
+    computes the first derivative, for example with `torch.func.grad`.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
 
@@ -118,7 +121,7 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight: ``[O, I]`` or ``[K, O, I]``.
         clip: clip the weight to [-1, 1], as "Neural Power Units" defines; the code of its authors
-            does not clip.
+            does not clip. False: A is the weight.
 
     Returns ``[..., O]`` or ``[K, ..., O]``, computed by torch's matmul, or by kernels for small
     layers on the CPU.
@@ -137,7 +140,7 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
 
-    The weight is clipped: ``M = min(max(weight, 0), 1)``.
+    M is the clipped weight, ``min(max(weight, 0), 1)``, or with ``clip=False`` the weight itself.
 
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.

@@ -85,13 +85,13 @@ def fit(
     """Train a batch of models from many random initialisations, and return the best one.
 
     Many initialisations are trained for a short time in one batch. For negative inputs, the factor
-    ``cos(pi w)`` of a power layer passes 0 between two integer weights w, and training rarely
-    crosses this barrier. So some initialisations have weights large enough to lie beyond it. Gates
-    are projected to the interval from 0 to 1. The best models are refined with L-BFGS in float64
-    and rounded to simple fractions. If the last layer is an NAU, its weights are then solved by
-    least squares, and hidden units that it does not need are removed. The model is selected by its
-    error on held-out rows. The result does not depend on torch's global random state, its default
-    dtype, autocast or inference mode.
+    ``cos(pi w)`` of an NPU, RealNPU or NaiveNPU passes 0 between two integer weights w, and
+    training rarely crosses this barrier. So some initialisations have weights large enough to lie
+    beyond it. Gates are projected to the interval from 0 to 1. The best models are refined with
+    L-BFGS in float64 and rounded to simple fractions. If the last layer is an NAU, its weights are
+    then solved by least squares, and hidden units that it does not need are removed. The model is
+    selected by its error on held-out rows. The result does not depend on torch's global random
+    state, its default dtype, autocast or inference mode.
 
     Scales: y may have any scale from 1e-30 to 1e30 if the last layer is an ``NAU(clip=False)``.
     x may have any such scale if the first layer is an ``NAU(clip=False)``, or a `RealNPU` followed
@@ -100,10 +100,12 @@ def fit(
     first `NPU` or `NaiveNPU`, and layers with clipped weights, need data of a magnitude near 1.
     Coefficients are rounded only if the data are exact.
 
-    Inputs of both signs: if the first layer is a `RealNPU` or `NPU` and no exact equation was
-    found, a second fit has ``|x|`` and the signs as separate inputs, which have no such barrier.
-    Its result is used if its error is no larger, and if every exponent of an input with negative
-    values is an integer: odd if the product uses the sign of this input, else even.
+    Negative inputs: if the first layer is a `RealNPU` or `NPU` and no exact equation was found, a
+    second fit has ``|x|`` and the signs of x as separate inputs, which avoids the barrier. Its
+    result is used if its error is at most ``1 + Recipe.slack`` times the error of the first fit,
+    and if it can be written with x in place of ``|x|`` and signs. For that, the exponents of inputs
+    with negative values must be integers: odd where the product contains the sign of the input,
+    else even.
 
     Args:
         model: a layer of this package or a `Sequential` of such layers (`torch.nn.Sequential(NPU(2,
@@ -210,7 +212,10 @@ def fit_batch(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> BatchFitResult:
-    """Fit many problems at once, each as `fit` does, in one batch of models.
+    """Fit many problems at once, in one batch of models.
+
+    Each problem is fitted as by `fit`, except for two steps: there is no second fit for negative
+    inputs, and no cross-validation if few rows are held out.
 
     Args:
         model: a layer of this package or a `Sequential` of such layers. Its num_models is the

@@ -204,8 +204,8 @@ class FitResult:
     """The best model, and how it was found.
 
     Attributes:
-        model: the model, without a model dimension. A single power layer with a coefficient other
-            than 1 is followed by ``NAU(1, 1, clip=False)``.
+        model: the model, without a model dimension. A last NPU, RealNPU or NaiveNPU of one output
+            is followed by ``NAU(1, 1, clip=False)`` if the coefficient is not 1.
         loss: held-out error in the dtype of the model, as defined by `Recipe.loss`.
         init_losses: the last error of each initialisation ``[initialisations]``, after the last
             stage of Adam (`Recipe.rungs`) in which it took part.

@@ -175,12 +175,14 @@ def extract(
             these, nested or not. Expressions grow with the width of every layer, so use models with
             at most some tens of hidden units. If parameters are sharded (FSDP2, DTensor), every
             rank must call it.
-        inputs: I names, or sympy symbols with their own assumptions; default x0, x1, ...
+        inputs: I names, or sympy symbols with their own assumptions; default x0, x1, ..., or x if
+            there is one input.
         outputs: O names; default y0, y1, ..., or y if there is one output.
         model_index: index of the model if the layers have `num_models`.
         eps: True keeps the eps of the layers: the expressions equal the model up to rounding at
             every input, also at 0. Exception: where ``cos(pi / 2)`` is an input of another power
-            layer, the formula has 0 and the model the rounding error of the cosine.
+            layer (NPU, RealNPU or NaiveNPU), the formula has 0 and the model the rounding error of
+            the cosine.
             False leaves eps out of ``|x| + eps``, so that powers are written as powers.
             `Formula.note` describes the difference, which matters for inputs not much larger than
             eps.
@@ -191,10 +193,11 @@ def extract(
             most this denominator is written as a fraction, unless its size is 2^45 or more. A
             weight that is only near a fraction is written as a decimal; `simplify` rounds it.
 
-    Products of powers are correct for inputs of both signs. A weight w with a gate of 1 is written
-    as ``x**w`` if w is an integer, else as ``|x|**w``, with a factor ``cos(pi (w [x < 0] + ...))``
-    for all such inputs. A gate g strictly between 0 and 1 is written as ``(g |x| + 1 - g)**w``,
-    with ``w g`` in the cosine.
+    Products of powers are correct for inputs of both signs. With a gate of 1, an integer weight w
+    is written as ``x**w``, any other weight as ``|x|**w``. A gate g strictly between 0 and 1 is
+    written as ``(g |x| + 1 - g)**w``. Inputs that are not written as ``x**w`` share one factor for
+    the sign, ``cos(pi (w g [x < 0] + ...))`` with one summand for each of them. A cosine that is
+    only 0 or 1 is written as a condition, such as ``[x >= 0]``.
 
     The eps of an NMRU is written in training mode only, as the layer has none in evaluation mode. A
     reciprocal whose weight is 0 is left out of the formula; if its input is 0, the layer returns

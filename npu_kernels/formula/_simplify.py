@@ -488,12 +488,12 @@ def simplify(
             increasing error, and accepted while the error is at most the error of the original
             model plus the tolerance. For a gate, both 0 and 1 are tried. A weight becomes the
             simplest fraction that increases the error by at most its share: the unused part of the
-            tolerance, divided by the number of weights still to be tried. "auto": with y, the
-            largest increase of the error, at most by a factor of e^0.5, with which a model without
-            any parameters would have as low a BIC. It is nearly 0 if the fit is exact or there are
-            many rows. Without y, all changes are accepted. With "auto" and y, weights of sums (NAU,
-            Linear) become 0, 1 or -1 within this tolerance, and other fractions only if that does
-            not increase the error, since measured constants are rarely fractions.
+            tolerance, divided by the number of weights still to be tried. "auto", with y: the error
+            may grow by the factor that the BIC would accept in exchange for the removal of all
+            parameters, but at most by e^0.5. The increase is nearly 0 if the fit is exact or there
+            are many rows. Weights of sums (NAU, Linear) become 0, 1 or -1 within this tolerance,
+            and other fractions only if that does not increase the error, since measured constants
+            are rarely fractions. "auto", without y: all changes are accepted.
         model_index: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.
@@ -502,9 +502,10 @@ def simplify(
             ``fixed[name]`` is false. A refit that increases the error is undone. 0: the other
             weights are not changed.
 
-    Errors are `relative_error` unless `loss` is given; nan counts as inf. Time: about two
-    evaluations of the model per candidate. With a refit, each change adds the refit and one
-    evaluation for every remaining candidate.
+    Unless `loss` is given, the error is the root mean square of the error over the root mean square
+    of the target (`relative_error`); nan counts as inf. Time: about two evaluations of the model
+    per candidate. With a refit, each change adds the refit and one evaluation for every remaining
+    candidate.
 
     Raises TypeError and ValueError for invalid arguments.
 

@@ -22,7 +22,8 @@ its weights, inputs or results within its forward computes another function. The
 attribute ``eps`` or ``epsilon`` to ``|x|``, or else the argument `eps`; its forward at ``x = 0``
 must agree. The new layers compute float16 and bfloat16 in float32.
 
-`to_reference` and `from_parameters` know two published layouts:
+`to_reference` and `from_parameters` support two published layouts: "julia" is the layout of
+NeuralArithmetic.jl, the package of the NPU's authors, "pytorch" a layout of PyTorch code:
 
 ==========  ==============================  ======================================================
 layout      parameters                      what differs from ours
@@ -419,17 +420,19 @@ def swap(
     Returns:
         The copy, or with `inplace` the model. The copy is deep: it shares no tensor with the model,
             and sharing within the model is kept within the copy. Hooks of modules and parameters
-            are kept, gradients are not copied. A module that was compiled by ``module.compile()``
-            is not compiled in the copy. In place, weights ``[I, O]`` become new parameters, and
-            other parameters remain the same objects. In both cases build the optimizer afterwards:
-            an earlier one changes the old parameters.
+            are kept, except where a third-party layer raises an error for them (below). Gradients
+            are not copied. A module that was compiled by ``module.compile()`` is not compiled in
+            the copy. In place, weights ``[I, O]`` become new parameters, and other parameters
+            remain the same objects. Build the optimizer afterwards: an earlier optimizer holds the
+            parameters of the original model, or in place the replaced weights ``[I, O]``.
 
     Raises:
         ValueError: before anything is changed: the model has no layer that is recognised and
             none of this package; a layer has the parameter names but computes another function, or
             adds another eps; a layer was compiled on its own (``layer.compile()``), or its forward
-            was replaced on the instance; a third-party layer has hooks, is sharded, or would lose
-            something that `allow` does not name.
+            was replaced on the instance; a third-party layer has hooks of the module, is sharded,
+            or would lose something that `allow` does not name, such as hooks of a weight
+            ``[I, O]``.
         RuntimeError: the model cannot be copied.
 
     Layers with parameter names other than these, parametrized layers, and classes derived from this

@@ -24,7 +24,7 @@ class NAU(ClippedLayer):
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
         clip: clip the weight to [-1, 1], as "Neural Power Units" defines; the code of its authors
-            does not clip.
+            does not clip. False: A is the weight.
 
     Parameters: ``weight [O, I]``, Glorot uniform.
 

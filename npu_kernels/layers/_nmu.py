@@ -17,7 +17,7 @@ __all__ = ["NMRU", "NMU"]
 class NMU(ClippedLayer):
     """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
 
-    The weight is clipped: ``M = min(max(weight, 0), 1)``.
+    M is the clipped weight, ``min(max(weight, 0), 1)``, or with ``clip=False`` the weight itself.
 
     Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
     ``[B, I]`` to ``[K, ..., O]``.

@@ -78,6 +78,8 @@ class NPU(PowerLayer):
         k = g where x < 0, else 0
         y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)
 
+    Wr is weight_re, Wi is weight_im.
+
     Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
     ``[B, I]`` to ``[K, ..., O]``.
 
@@ -129,6 +131,8 @@ class RealNPU(PowerLayer):
         k = g where x < 0, else 0
         y = exp(W log r) cos(pi W k)
 
+    W is weight_re.
+
     Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
     ``[B, I]`` to ``[K, ..., O]``.
 
@@ -174,6 +178,8 @@ class NaiveNPU(PowerLayer):
 
         y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)
         r = |x| + eps      k = 1 where x < 0, else 0
+
+    Wr is weight_re, Wi is weight_im.
 
     Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
     ``[B, I]`` to ``[K, ..., O]``.

@@ -157,9 +157,9 @@ def rollout(
             trajectory that is too stiff.
         rtol, atol: tolerances of an adaptive method for the estimated error of each step: the root
             mean square over the features of ``error / (atol + rtol |u|)`` is at most 1. atol must
-            be small compared with the states. None: 1e-9; if the layer's eps is smaller than the
-            machine epsilon, as in the model of an `ode.fit` of small states, 1e-9 times eps over
-            the machine epsilon.
+            be small compared with the states. None: ``1e-9 * min(1, eps / machine epsilon)`` with
+            the eps of the layer, which is below the machine epsilon in the model of an `ode.fit` of
+            small states.
         max_steps: maximum number of steps that an adaptive method tries per trajectory.
         memory: what is saved for backward in addition to the result, "full" or "checkpointed".
             Fixed steps: "full" saves the outputs of the layers at every stage; "checkpointed" saves
@@ -205,8 +205,9 @@ def rollout(
     adjoint). At a state or an input of 0, they are the derivative from the right, which is exact
     for integer exponents. The sizes of adaptive steps count as constants. The gradient of a time is
     the derivative of the state at that time; the gradient of the first time is minus the sum of the
-    other times' gradients. Higher derivatives are computed by the eager loop; with implicit steps,
-    whose stages are solved to a small share of the tolerance, only the first two are correct.
+    other times' gradients. Higher derivatives are computed by the eager loop. With implicit steps
+    only the first and the second derivative are correct, to the accuracy to which the stages are
+    solved, a small share of the tolerance.
 
     The fused loop: on the CPU the loop and its adjoint are one call each. For fixed steps on a GPU
     they are one launch each (and one launch for sums of partial gradients) for models with up to

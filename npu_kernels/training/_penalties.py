@@ -29,8 +29,8 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
     """Return the mean squared error, one for each model where there are several.
 
     Args:
-        y: of any shape; with models ``[K, ...]``.
-        target: of the shape of y; with models also ``[...]``, the same for all of them.
+        y: predictions, of any shape; with models ``[K, ...]``.
+        target: targets, of the shape of y; with models also ``[...]``, the same for all of them.
         num_models: K, the first dimension of y. The sum of the ``[K]`` losses trains every model
             as if it were alone.
 

@@ -198,7 +198,8 @@ def run(
         steps: number of training steps.
         optimizer: "adam" or "rmsprop" for torch's with default settings (Adam on a GPU fused), or
             an optimizer of `torch.optim` with parameters of the model, whose state is continued and
-            whose step needs no closure.
+            whose step needs no closure. Adam, AdamW and RMSprop run in C++ and in CUDA graphs,
+            unless amsgrad, capturable or differentiable is set.
         lr: learning rate, or a function of the step (from 1); None: the optimizer's own, torch's
             default for "adam" and "rmsprop".
         batch_size: rows per step, sampled uniformly with replacement, the same for all models;
@@ -209,14 +210,15 @@ def run(
             torch's.
         loss: "mse", the mean over rows and outputs, separately for each model.
         sample_weight: nonnegative weights of the squared errors, of the shape of y; None: 1.
-        penalties: name to factor. Of all parameters p: "l1", ``sum |p|``; "frobenius", the sum of
-            the parameter tensors' Frobenius norms; "integer", ``sum min(|p|, |1 - |p||)``. Of the
-            weights w of NAU, NMU and NMRU (`regularizer`): "madsen", ``sum min(|w|, |1 - |w||)``;
-            "paper", ``sum min(|w|, |1 - w|)``. A factor is a number, a `SteppedSchedule` or a
-            function of the step (from 1).
+        penalties: dict of names and weights. A weight is a number, a `SteppedSchedule` or a
+            function of the step (from 1). Penalties on all parameters p: "l1" is ``sum |p|``;
+            "frobenius" is the sum of the parameter tensors' Frobenius norms; "integer" is ``sum
+            min(|p|, |1 - |p||)``. Penalties on the weights w of NAU, NMU and NMRU (`regularizer`):
+            "madsen" is ``sum min(|w|, |1 - |w||)``; "paper" is ``sum min(|w|, |1 - w|)``.
         project: what is clamped after each step (`project_`), also in parameters that are not
-            trained. True: the gates. A number w: also the weights, of NPU, RealNPU and NaiveNPU to
-            [-w, w], of NAU, NMU and NMRU to their own intervals. False: nothing.
+            trained. True: the gates, to [0, 1]. A number w: the gates, the weights of NPU, RealNPU
+            and NaiveNPU to [-w, w], and the weights of NAU, NMU and NMRU to their own intervals.
+            False: nothing.
         nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
         record_every: steps between two recorded losses; None: the smallest number with at most
             1,000 recorded losses.

@@ -52,29 +52,30 @@ def make_step(
     PyTorch code, up to rounding. Afterwards gradients (``.grad``) are either None or the gradients
     of the step.
 
-    On the CPU, the step is one C++ call for the models and optimizers that `run` supports in C++.
-    On a GPU it is a CUDA graph for the models and optimizers that `run` captures; the first steps
-    run eagerly, and so do the first steps after the shape of the data has changed. Any other model
-    or optimizer falls back to a standard PyTorch step, and one warning gives the reason. Changes
-    between calls take effect: learning rates and other settings of the optimizer, its state,
-    `requires_grad`, parameters, hooks, options of layers. Only hooks of a parameter's
-    AccumulateGrad node are not detected. Schedulers of `torch.optim.lr_scheduler` work as in any
-    loop.
+    On the CPU, the step is one C++ call for the models and optimizers (Adam, AdamW, RMSprop) that
+    `run` supports in C++. On a GPU it is a CUDA graph for the models and optimizers that `run`
+    captures; the first steps run eagerly, and so do the first steps after the shape of the data has
+    changed. Any other model or optimizer falls back to a standard PyTorch step, and one warning
+    gives the reason. Changes between calls take effect: learning rates and other settings of the
+    optimizer, its state, `requires_grad`, parameters, hooks, options of layers. Only hooks of a
+    parameter's AccumulateGrad node are not detected. Schedulers of `torch.optim.lr_scheduler` work
+    as in any loop.
 
     Args:
         model: a module; all its layers have the same num_models K, or all have None.
         optimizer: an optimizer of `torch.optim` with parameters of the model, whose step needs no
             closure.
         loss: "mse", the mean over rows and outputs, separately for each model.
-        penalties: name to weight, as in `run`: "l1", "frobenius", "madsen", "paper" or "integer"; a
-            number, a `SteppedSchedule` or a function of the number of the call (from 1).
-        project: what is clamped after each step (`project_`). True: the gates. A number w: also the
-            weights, of NPU, RealNPU and NaiveNPU to [-w, w], of NAU, NMU and NMRU to their own
-            intervals. False: nothing.
+        penalties: dict of names and weights, as in `run`. The names are "l1", "frobenius",
+            "madsen", "paper" and "integer". A weight is a number, a `SteppedSchedule` or a function
+            of the number of the call (from 1).
+        project: what is clamped after each step (`project_`). True: the gates, to [0, 1]. A number
+            w: the gates, the weights of NPU, RealNPU and NaiveNPU to [-w, w], and the weights of
+            NAU, NMU and NMRU to their own intervals. False: nothing.
         nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
 
-    The step's arguments are ``x [N, I]`` or ``[K, N, I]``, ``y [N, O]`` or ``[K, N, O]``, and the
-    weights of the squared errors, of the shape of y, finite and nonnegative.
+    The step's arguments are ``x [N, I]`` or ``[K, N, I]``, the targets ``y [N, O]`` or ``[K, N,
+    O]``, and the weights of the squared errors, of the shape of y, finite and nonnegative.
 
     Raises TypeError and ValueError for invalid arguments.
 
@@ -110,7 +111,7 @@ class Step:
         model: the model that is trained.
         optimizer: the optimizer whose state is continued.
         models: K of the model's layers, or None.
-        penalties: name to weight.
+        penalties: dict of names and weights.
         gates: whether the gates are clamped after a step.
         bound: bound of the weights, or None.
         finite: whether entries of gradients that are not finite are replaced by 0.

@@ -76,8 +76,9 @@ def fit(
             DataFrames, whose columns become names. Several series: lists of t and u, or
             ``u [S, M, D]`` with ``t [M]`` or ``[S, M]``.
         u0: the states at the first times: "fit" if they are unknown, or ``[D]`` or ``[S, D]``, with
-            nan for unknown values. If the equations fit only with implausible initial values, those
-            of the smoothing spline may be used instead; the report notes this.
+            nan for unknown values. If the equations fit only with implausible initial values, the
+            first values of a smoothing spline through each column may be used instead; the report
+            notes this.
         inputs: exogenous inputs v(t), such as a forcing, a temperature or a dose:
             ``(times, values)`` with values ``[T]`` or ``[T, J]``, interpolated linearly; the times
             must cover t. A switched input needs the times just before and after each edge. A list
@@ -89,7 +90,7 @@ def fit(
             deviation of its own, which is estimated. "proportional": they are proportional to the
             states, with an unknown factor for each column. If all values of all columns are above
             0, logarithms are fitted. Otherwise the standard deviations are proportional to
-            ``max(|spline|, 0.1 RMS of the column)``.
+            ``max(|s|, 0.1 RMS of the column)``, where s is a smoothing spline through the column.
         observed: indices of the states that the columns of u contain; None: all states. The other
             states were not measured.
         names: names of the D states, or of the D states and the inputs.
@@ -105,13 +106,14 @@ def fit(
             with integer exponents.
         required_terms: products that the equations have, as exponents ``[n, D]``, with inputs
             ``[n, D + J]``, or as text such as ``["S*I"]``. The search finds the other products.
-        stoichiometry: a matrix N ``[D, R]`` with ``u' = N v``. Its columns are reactions: each
-            changes several states at one rate, which is a sum of the products.
+        stoichiometry: a matrix N ``[D, R]`` with ``u' = N r``. Its columns are reactions: each
+            changes several states at one rate. The R rates r are sums of the products.
         conserved: weights ``[m, D]`` of m sums of states that are constant in time: ``[[1, 1, 1]]``
             for ``S + I + R``. The equations are then flows between states.
-        signs: "nonnegative" for nonnegative coefficients (with stoichiometry or conserved: rates),
-            also with ``init="model"``. "model", with ``init="model"``: coefficients keep
-            their signs in the model; with K models, the signs must be the same in all.
+        signs: signs of the coefficients; with stoichiometry or conserved, of the coefficients of
+            the rates. "any" or "nonnegative", with both values of `init`. "model", only with
+            ``init="model"``: each coefficient keeps its sign in the model, which must be the same
+            in all K models.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4.
             In three cases "auto" uses kvaerno5: 64 steps of rk4 between samples are too inaccurate;
             rk4 does not follow the trajectory of an initialisation of ``init="model"``; no
@@ -140,7 +142,7 @@ def fit(
     States whose values are (nearly) all positive are treated as nonnegative, and so are their
     initial values. States of both signs get integer exponents, nonnegative ones if the state passes
     0 within a series. With ``init="model"`` the model's exponents are rounded to such integers,
-    unless they are kept.
+    unless their ``requires_grad=False`` keeps them.
 
     The fit runs in float64. The series are smoothed, and the sets of products of powers that best
     explain the states or their derivatives become the initial guesses. Levenberg-Marquardt fits

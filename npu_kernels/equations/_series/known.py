@@ -1,6 +1,6 @@
 """What is known about equations before the fit: bounds, signs, given terms, tied coefficients.
 
-Coefficients are tied by a matrix: ``u' = N v``, where the rates v are the sums of products that the
+Coefficients are tied by a matrix: ``u' = N r``, where the rates r are the sums of products that the
 fit looks for. Its columns are reactions, or flows from one state to another. Where sums of states
 are conserved, the columns are all flows of as few states as possible that leave them as they are.
 """

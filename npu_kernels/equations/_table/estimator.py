@@ -438,11 +438,15 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     divided by their geometric mean and y by its root mean square, and both are folded back into the
     constants. The constants are solved exactly within the search (variable projection), the
     exponents with Levenberg-Marquardt from many random initialisations at once, in float64.
-    Exponents are rounded to simple fractions if that lowers the BIC, an information criterion which
-    also chooses the number of terms: ``N log(PRESS / N) + K log N + 2 DL`` (``PRESS / noise**2`` as
-    the first part if `noise` is known), plus ``6 + log N`` for a power or function of y, more for a
-    ratio, and a correction for few rows. PRESS is the sum of squared leave-one-out errors (Allen
-    1974), K the number of coefficients, and DL the description length of the exponents in nats.
+
+    The number of terms is chosen by an information criterion, the BIC with a description-length
+    term: ``N log(PRESS / N) + K log N + 2 DL``. PRESS is the sum of squared leave-one-out errors
+    (Allen 1974). If `noise` is known, the first part is ``PRESS / noise**2``. K is the number of
+    coefficients. DL is the description length of the exponents in nats, which is shorter for fewer
+    and simpler exponents. A power or function of y adds ``6 + log N``, the cost of one coefficient
+    and 3 nats of description. A ratio adds the same if its numerator has one term, else twice as
+    much. With few rows a correction is added. Exponents are rounded to simple fractions if that
+    lowers the BIC.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
@@ -464,14 +468,15 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         y_units: the unit of y; a list for several outputs.
         n_init: number of random initialisations of the search, for each number of terms.
         loss: "auto": outliers are removed, then least squares. An outlier is a row far from the
-            equation fitted to the others: its error exceeds 7 robust standard deviations, and there
-            is a gap to the errors of the others, or the tails are heavy. At most 1/5 of the rows
-            are outliers. Rows with a missing-value code (such as -999) or with saturated y (many
-            rows with exactly the largest or smallest y) are removed without that limit. Removed
-            rows are reported. "squared": least squares; all rows are kept, and outliers are
-            reported. "huber", "soft_l1": robust losses; all rows are kept, and only codes and
-            saturated y are reported. With max_terms=None, "auto" is "squared", and only codes and
-            saturated y are reported.
+            equation fitted to the other rows: its error exceeds 7 robust standard deviations. In
+            addition, either there is a gap between the errors of the outliers and the errors of the
+            other rows, or the errors have heavy tails. At most 1/5 of the rows are outliers. Rows
+            with a missing-value code (such as -999) or with saturated y (many rows with exactly the
+            largest or smallest y) are removed without that limit. Removed rows are reported.
+            "squared": least squares; all rows are kept, and outliers are reported. "huber",
+            "soft_l1": robust losses; all rows are kept, and only codes and saturated y are
+            reported. With max_terms=None, "auto" is "squared", and only codes and saturated y are
+            reported.
         noise: error model of y. "additive": equal for all rows, of unknown size. "proportional":
             proportional to y. "multiplicative": y is the equation times a factor whose logarithm is
             normal; y then has one sign, and predictions are medians. None: the likeliest of the
