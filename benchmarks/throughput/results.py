@@ -78,7 +78,10 @@ def grouped(rows: Iterable[Row]) -> dict[Machine, Groups]:
 
 
 def chosen(rows: Iterable[Row], processor: str | None) -> tuple[Machine, Groups]:
-    """A processor's newest full-precision rows with its best instruction set, or a ReportError."""
+    """A processor's full-precision rows with its best instruction set, or a ReportError.
+
+    Of rows of several commits for the same case the newest count; the commits are joined.
+    """
     machines = {m: groups for m, groups in grouped(rows).items() if m[-1] == "highest"}
     named = [pair for pair in machines.items() if processor in (None, pair[0][0])]
     if len({machine[0] for machine, _ in named}) != 1:
@@ -91,7 +94,14 @@ def chosen(rows: Iterable[Row], processor: str | None) -> tuple[Machine, Groups]
         sets = INSTRUCTION_SETS
         return sets.index(isa) if isa in sets else len(sets), newest
 
-    return max(named, key=rank)
+    (newest, groups), *others = sorted(named, key=rank, reverse=True)
+    merged, commits = dict(groups), [newest[4]]
+    for machine, older in others:
+        added = older.keys() - merged.keys()
+        if machine[:4] == newest[:4] and added:
+            merged |= {case: older[case] for case in older if case in added}
+            commits.append(machine[4])
+    return (*newest[:4], " and ".join(commits), newest[5]), merged
 
 
 # What differs between environments of runs that may be put together.

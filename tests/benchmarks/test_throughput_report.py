@@ -50,6 +50,26 @@ def test_a_block_is_replaced_and_nothing_else(tmp_path):
         assert text.count("| --- |\n") == 2
 
 
+def test_the_summary_has_the_newest_row_of_each_case():
+    def rows(commit, date, sizes):
+        for size, ratio in sizes.items():
+            for rival in ("ours", "eager", "hand-written"):
+                row = made_up(rival, ratio, size)
+                row["environment"] = {**row["environment"], "commit": commit, "date": date}
+                yield row
+
+    small, large = report.SHORT[4].size, report.SHORT[6].size
+    older, newer = {small: 2.25, large: 4.5}, {large: 6.75}
+    text = report.summary([*rows("new", "2026-02", newer), *rows("old", "2026-01", older)])
+    lines = text.splitlines()
+    assert text.count("2.25") == 2
+    assert text.count("6.75") == 2
+    assert "4.50" not in text
+    assert "2.25" in lines[4]  # by work
+    assert "6.75" in lines[5]
+    assert lines[-1].endswith("at new and old.")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [("", "there are no rows"), ("{", "line 1 is no JSON"), ("[]", "line 1 is no row"),

@@ -201,7 +201,7 @@ class Chunk {
 template <typename T, bool complex>
 bool forward(const NpuForward<T>& f, const Parallel& parallel) {
   const NpuInputs<T>& in = f.inputs;
-  if (in.models * in.rows * in.out == 0) return false;
+  if (in.models * in.rows * in.in * in.out == 0) return false;
   // Neither rows nor outputs meet one another: how they are cut into tasks may follow from the number of threads. A
   // range of outputs makes all logarithms anew.
   int64_t rows = Chunk<T, complex>::max_rows(in.in), ranges = 1;
