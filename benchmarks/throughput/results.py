@@ -94,9 +94,9 @@ def chosen(rows: Iterable[Row], processor: str | None) -> tuple[Machine, Groups]
         sets = INSTRUCTION_SETS
         return sets.index(isa) if isa in sets else len(sets), newest
 
-    (newest, groups), *others = sorted(named, key=rank, reverse=True)
+    (newest, groups), *earlier = sorted(named, key=rank, reverse=True)
     merged, commits = dict(groups), [newest[4]]
-    for machine, older in others:
+    for machine, older in earlier:
         added = older.keys() - merged.keys()
         if machine[:4] == newest[:4] and added:
             merged |= {case: older[case] for case in older if case in added}
