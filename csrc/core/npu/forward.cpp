@@ -492,7 +492,7 @@ bool forward(NpuForwardForm form, const NpuForward<T>& f, const Parallel& parall
     case NpuForwardForm::kPanels:
       return forward_panels<T, complex>(f, parallel);
     case NpuForwardForm::kOutputs:
-      if constexpr (kOutputsAsLanes) return outputs::forward<T, complex>(f, parallel);
+      if constexpr (kOutputsAsLanes && complex) return outputs::forward<T>(f, parallel);
       return false;
   }
   return false;

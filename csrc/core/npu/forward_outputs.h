@@ -1,5 +1,5 @@
-// The forward in which a register holds outputs of one row, for 16 registers of eight or four lanes; the formulas
-// stand in npu/forward.cpp.
+// The forward of the NPU in which a register holds outputs of one row, for 16 registers of eight or four lanes; the
+// formulas stand in npu/forward.cpp. A RealNPU has half the products, and gains nothing.
 //
 // L of a chunk of rows needs no transposition, nor do y and s. The weights of a register of outputs are packed for
 // some inputs at a time, and meet all rows of the chunk from the first-level cache. The mask products come from tables
@@ -22,12 +22,12 @@ constexpr int64_t kInBlock = 6 * kTerms, kPanel = int64_t(384) << 10;
 constexpr int64_t kMinRows = 8 * kTileRows, kMaxRows = 80 * kTileRows;
 
 // Outputs [first_out, end_out) of some rows of one model.
-template <typename T, bool complex>
+template <typename T>
 class Chunk {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   static constexpr int W = S::width;
-  static constexpr int kParts = complex ? 2 : 1;
+  static constexpr int kParts = 2;
   using Tables = SignTables<T, kParts>;  // of Q, of P
   static constexpr int kGroup = kSigns, kEntry = Tables::entry;
 
@@ -140,11 +140,11 @@ class Chunk {
     Reg p[R], q[R];
     each<R>([&](auto r) __attribute__((always_inline)) { p[r] = q[r] = S::zero(); });
     const auto multiply = [&]() __attribute__((always_inline)) {
-      const Reg re = S::load(real), im = complex ? S::load(real + W) : S::zero();
+      const Reg re = S::load(real), im = S::load(real + W);
       for (int r = 0; r < R; ++r) {
         const Reg l = S::set1(log_r[r * step]);
         S::accumulate(p[r], l, re);
-        if constexpr (complex) S::accumulate(q[r], l, im);
+        S::accumulate(q[r], l, im);
       }
       ++log_r, real += kEntry;
     };
@@ -152,7 +152,7 @@ class Chunk {
       for (int r = 0; r < R; ++r) {
         const T* const entry = table + offset[r * step / kGroup];
         q[r] = q[r] + S::load(entry);
-        if constexpr (complex) p[r] = p[r] + S::load(entry + W);
+        p[r] = p[r] + S::load(entry + W);
       }
       ++offset, table += Tables::size;
     };
@@ -198,13 +198,13 @@ class Chunk {
   int64_t model_ = 0, row_ = 0, rows_ = 0;
 };
 
-template <typename T, bool complex>
+template <typename T>
 bool forward(const NpuForward<T>& f, const Parallel& parallel) {
   const NpuInputs<T>& in = f.inputs;
   if (in.models * in.rows * in.in * in.out == 0) return false;
   // Neither rows nor outputs meet one another: how they are cut into tasks may follow from the number of threads. A
   // range of outputs makes all logarithms anew.
-  int64_t rows = Chunk<T, complex>::max_rows(in.in), ranges = 1;
+  int64_t rows = Chunk<T>::max_rows(in.in), ranges = 1;
   if (parallel.threads > 1) {
     rows = max(kMinRows, min(rows, round_up(ceil_div(in.rows * in.models, 2 * parallel.threads), kTileRows)));
     const int64_t chunks = in.models * ceil_div(in.rows, rows);
@@ -215,7 +215,7 @@ bool forward(const NpuForward<T>& f, const Parallel& parallel) {
   const auto first_out = [&](int64_t range) { return min(registers * range / ranges * Simd<T>::width, in.out); };
   parallel.over(in.models * chunks * ranges, [&](int64_t begin, int64_t end) {
     Scratch<T> gate(in.in);
-    Chunk<T, complex> chunk(f, rows, min(in.out, ceil_div(registers, ranges) * Simd<T>::width));
+    Chunk<T> chunk(f, rows, min(in.out, ceil_div(registers, ranges) * Simd<T>::width));
     for (int64_t task = begin; task < end; ++task) {
       const int64_t model = task / (chunks * ranges), part = task / ranges % chunks, range = task % ranges;
       if (task == begin || task % (chunks * ranges) == 0) load_gate<T>(in, model, gate);

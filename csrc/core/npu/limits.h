@@ -95,7 +95,7 @@ struct Limits {
   // Whether registers of so many features are nearly whole: at least three quarters of their lanes.
   static NPU_INLINE bool nearly_fills(int64_t n) { return 3 * ((n + W - 1) / W * W) <= 4 * n; }
 
-  // A RealNPU has half the products, and gains nothing. Short registers waste little.
+  // Registers of four lanes waste little.
   static NPU_INLINE bool takes_outputs(const NpuInputs<T>& in) {
     return kOutputsAsLanes && in.weight_im != nullptr && 2 * in.in >= W && nearly_fills(in.out) &&
            (W < 8 || in.in < W || nearly_fills(in.in));
