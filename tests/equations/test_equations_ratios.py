@@ -353,3 +353,16 @@ def test_an_exact_ratio_has_no_term_that_is_rounding():
     best = NPURegressor(random_state=0, target_powers=(1,)).fit(X, equation(X)).best_equation_
     assert best.exact
     assert best.n_terms == len(equation.terms) + len(equation.below) - 1
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_rounding_near_a_pole_decides_nothing(seed):
+    generator = RNG(seed)
+    x = generator.uniform(1, 2, 300)  # down to 3e-4 from the pole
+    v, A = (10 ** generator.uniform(*ends, 300) for ends in ((2, 4), (-21, -19)))
+    X, y = np.stack([x, v, A], 1), 1.380649e-23 / (x - 1) * v / A
+    for share in (0.0, 1e-13):
+        rounded = y * (1 + share * generator.standard_normal(300))
+        best = NPURegressor(random_state=0).fit(X, rounded).best_equation_
+        assert best.exact
+        assert (best.target_power, best.n_terms, best.n_denominator_terms) == (-1, 2, 0)

@@ -18,8 +18,7 @@ from npu_kernels.equations._numbers import FLOAT64_ROUNDING, Interval
 from npu_kernels.equations._problem import AllRows, Columns, Output, root_mean_square
 from npu_kernels.equations._rows import of_rows, starts
 from npu_kernels.equations._table import refine
-from npu_kernels.equations._table.refine import Sum
-from npu_kernels.equations._table.search import is_exact
+from npu_kernels.equations._table.refine import Sum, is_exact
 
 Array = Any
 

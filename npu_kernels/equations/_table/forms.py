@@ -27,8 +27,8 @@ from npu_kernels.equations._rows import (
 )
 from npu_kernels.equations._table import refine
 from npu_kernels.equations._table.estimates import freed
-from npu_kernels.equations._table.refine import Rules, Sum
-from npu_kernels.equations._table.search import MORE_ROWS, Settings, chosen_rows, is_exact
+from npu_kernels.equations._table.refine import Rules, Sum, is_exact
+from npu_kernels.equations._table.search import MORE_ROWS, Settings, chosen_rows
 
 Array = Any
 

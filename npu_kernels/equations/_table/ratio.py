@@ -27,8 +27,8 @@ from npu_kernels.equations._numbers import exponent_nats
 from npu_kernels.equations._problem import AllRows, Output, Problem
 from npu_kernels.equations._rows import alike
 from npu_kernels.equations._table import refine
-from npu_kernels.equations._table.refine import Rules, Sum
-from npu_kernels.equations._table.search import Candidates, Settings, chosen_rows, is_exact
+from npu_kernels.equations._table.refine import Rules, Sum, is_exact
+from npu_kernels.equations._table.search import Candidates, Settings, chosen_rows
 
 Array = Any
 Terms = tuple[tuple[int, ...], tuple[int, ...]]  # of N and of D, indices into the lattices

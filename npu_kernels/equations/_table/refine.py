@@ -32,7 +32,7 @@ from npu_kernels.equations._numbers import (
     exponent_nats,
     factor_nats,
 )
-from npu_kernels.equations._problem import AllRows, Problem
+from npu_kernels.equations._problem import EXACT_ERROR, AllRows, Problem
 from npu_kernels.equations._rows import FEW_NEIGHBOURS, of_rows, pattern, starts
 
 Array = Any
@@ -225,6 +225,8 @@ UNTOLD_NATS = 6.0  # of a free exponent that nothing tells: more than of a simpl
 SOLVED_ERROR = 1e-14  # of the target's deviation: no step makes smaller errors smaller
 OWN_ROW = 1e-3  # of a leverage less than 1: an equation passes through such a row
 ROUNDED = 1e-12  # of a leverage less than 1, by rounding
+MORE_ROUNDING = 1e4  # of `Problem.exact`'s root: what float64 may lose where terms cancel
+LARGEST_ROUNDING = 4.0  # over the root mean square of errors of rounding
 SMALLEST_LIMIT = 1e-12  # of the target's deviation: errors below are no outliers
 
 
@@ -398,9 +400,8 @@ def pattern_of(problem: Data, candidate: Sum, X: Array) -> float:
     with np.errstate(all="ignore"):  # what is not finite tells nothing
         _, residuals, P = problem.predict(candidate.u, candidate.parity, candidate.c)
         J = jacobian(problem, candidate, P)
-        rounding = FLOAT64_ROUNDING * (np.abs(J[:, : len(candidate.c)]) @ np.abs(candidate.c))
-    if not (np.abs(residuals) > rounding).any():  # large terms cancel
-        return 0.0
+        if not (np.abs(residuals) > rounding(problem, candidate, P)).any():  # large terms cancel
+            return 0.0
     return pattern(X, residuals, J)
 
 
@@ -576,6 +577,43 @@ def may_err(problem: Data, candidate: Sum) -> bool:
     return candidate.parameters < problem.different + again
 
 
+def is_exact(problem: Data, candidate: Sum) -> bool:
+    """Return whether the residuals are those of rounding, where there are rows to tell it."""
+    with np.errstate(all="ignore"):  # what is not finite is not exact
+        r, P = problem.predict(candidate.u, candidate.parity, candidate.c)[1:]
+        return may_err(problem, candidate) and are_rounding(problem, candidate, r, P)
+
+
+def are_rounding(
+    problem: Data, candidate: Sum, r: Array, P: Array | None, root: Array | None = None
+) -> bool:
+    """Return whether the weighted residuals are those of rounding.
+
+    Near a pole, and where large terms cancel, float64 loses more than in other rows.
+    """
+    squares = float(r @ r)
+    if squares <= problem.exact:
+        return True
+    if not squares <= MORE_ROUNDING**2 * problem.exact:
+        return False
+    sizes = 1.0 if problem.factor else np.abs(problem.target)
+    limit = LARGEST_ROUNDING * EXACT_ERROR * math.sqrt(problem.size / problem.rows)
+    limit = limit + problem.digits * problem.weight * sizes
+    return bool((np.abs(r) <= limit + rounding(problem, candidate, P, root)).all())
+
+
+def rounding(
+    problem: Data, candidate: Sum, P: Array | None = None, root: Array | None = None
+) -> Array:
+    """Return what float64 rounds of the weighted terms in each row ``[N]``."""
+    sizes = np.empty(problem.rows)
+    for rows, J in derivatives(problem, candidate, P, root):
+        group = None if problem.group is None else problem.group[rows]
+        terms = J[:, : len(candidate.c)] * of_rows(candidate.c, group)
+        sizes[rows] = FLOAT64_ROUNDING * np.abs(terms).sum(1)
+    return sizes
+
+
 def left_out(
     problem: Data, candidate: Sum, r: Array, P: Array | None = None, root: Array | None = None
 ) -> tuple[Array, Array]:
@@ -583,14 +621,16 @@ def left_out(
 
     r: the weighted residuals. The errors are infinite where there are too few rows. An equation
     that passes through a row has no error there; without the row it would be another one, but
-    hardly worse than a constant.
+    hardly worse than a constant. Rounding is no error that a leverage makes larger.
     """
     told = _leverages(problem, candidate, P, root) if may_err(problem, candidate) else None
     if told is None:
         return np.full(problem.rows, math.inf), np.empty(0)
     h, variances = told
+    if are_rounding(problem, candidate, r, P, root):
+        return r * min(1.0, math.sqrt(problem.exact / max(float(r @ r), 1e-300))), variances
     errors, passed = r / np.maximum(1 - h, OWN_ROW), h > 1 - OWN_ROW
-    if passed.any() and r @ r > problem.exact:
+    if passed.any():
         sizes = np.abs(r[passed]) / np.maximum(1 - h[passed], ROUNDED)
         errors[passed] = np.copysign(np.minimum(sizes, np.abs(problem.rest[passed])), r[passed])
     return errors, variances

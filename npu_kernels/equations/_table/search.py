@@ -25,7 +25,7 @@ from npu_kernels.equations._limits import BOUND
 from npu_kernels.equations._problem import AllRows, Output, Problem
 from npu_kernels.equations._rows import alike, balanced
 from npu_kernels.equations._table import refine
-from npu_kernels.equations._table.refine import Rules, Sum
+from npu_kernels.equations._table.refine import Rules, Sum, is_exact
 from npu_kernels.equations._table.varpro import Points, Solver, solver_of
 
 Array = Any
@@ -245,11 +245,6 @@ class Candidates:
 def form(problem: Problem | AllRows) -> Form:
     """The function of y and its power that are a sum, or a ratio with so many terms below."""
     return problem.function, problem.power, problem.below
-
-
-def is_exact(problem: Problem | AllRows, candidate: Sum) -> bool:
-    """Whether the residuals are those of rounding, where there are rows to tell it."""
-    return candidate.rss <= problem.exact and refine.may_err(problem, candidate)
 
 
 def search_on(

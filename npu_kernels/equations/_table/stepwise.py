@@ -28,8 +28,8 @@ from npu_kernels.equations._table.output import (
     in_proportion,
     measured,
 )
-from npu_kernels.equations._table.refine import Rules, Sum
-from npu_kernels.equations._table.search import Settings, chosen_rows, is_exact
+from npu_kernels.equations._table.refine import Rules, Sum, is_exact
+from npu_kernels.equations._table.search import Settings, chosen_rows
 
 Array = Any
 
