@@ -172,7 +172,8 @@ class Equation:
         n_held_out: number of held-out rows; 0: one row at a time was left out.
         bic: the information criterion, see `NPURegressor`.
         exact: whether the residuals are rounding errors: of y's dtype, and of the fit (1e-13 of
-            y's standard deviation). False if there are as many parameters as different rows.
+            y's standard deviation, and more where terms cancel). False if there are as many
+            parameters as different rows.
         df_resid: number of rows minus number of parameters.
         scaled: coefficients for inputs and y divided by their scales ``[K]``, or ``[G, K]``.
         log_mean: logarithms of the scales of the inputs ``[n]``.
