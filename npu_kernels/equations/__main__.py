@@ -237,11 +237,20 @@ def _titles_above(above: list[list[str]], comment: str, cells: Frame, delimiter:
     options = [*_split([comment], delimiter), re.split(r"[\s,;|]+", comment.strip("\t ,;|"))]
     if above:  # rows begin with an index without a name, or end with a delimiter
         is_empty = is_missing(cells.iloc[:, -1]).all()
-        options = [[*above[-1], ""] if is_empty else ["", *above[-1]]]
+        options = [[*above[-1], ""]] if is_empty else []
+        options += [["", *above[-1]]] if _is_index(cells.iloc[:, 0]) else []
     for titles in options:
         if len(titles) == cells.shape[1] and titles.count("") == bool(above):
             return [] if any(map(is_number, titles)) else titles
     return []
+
+
+def _is_index(column: Frame) -> bool:
+    """Whether the cells of a column without a name are labels or count the rows."""
+    if not column.map(is_number).any():
+        return True
+    numbers = column.str.fullmatch(r"\d{1,15}")
+    return bool(numbers.all() and column.astype(int).diff().iloc[1:].eq(1).all())
 
 
 def _kinds_of_lines(

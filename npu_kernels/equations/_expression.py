@@ -33,6 +33,12 @@ Array = Any
 Operator = Callable[[Any, Any], Any]
 Dimension = dict[str, Fraction]  # the powers of base dimensions, none of them 0
 
+SIZE = "size"  # beside the base dimensions: the logarithm of a unit over the base unit
+SAME_SIZE = 1e-6  # difference of these logarithms by rounding
+CONVERT = (
+    "The numbers of the columns are used as they are: convert a column, or write the factor of a "
+    "conversion with a decimal point, such as 0.001 or 180.0"
+)
 FUNCTIONS = ("sin", "cos", "tan", "exp", "log", "sqrt")
 COLUMN = "__"  # before a column's number in the tree
 LARGEST_POWER = 700.0  # of e that is in float64
@@ -72,6 +78,11 @@ def _value(node: Any, columns: Sequence[Any], library: Any, number: Callable[[An
 def _number(node: ast.expr) -> float:
     """The value of a part without columns."""
     return float(_value(node, (), math, float))
+
+
+def are_equal(first: Dimension, second: Dimension) -> bool:
+    """Return whether two dimensions are equal; sizes of units are equal up to rounding."""
+    return all(abs(float(first.get(b, 0) - second.get(b, 0))) < SAME_SIZE for b in first | second)
 
 
 @dataclass(frozen=True)
@@ -164,7 +175,8 @@ class Expression:
         """Return the dimension for those of the columns; None for one that numbers may change.
 
         Integers have no dimension, others may have any: 9.81 may be an acceleration. Raises
-        ValueError for sums of different dimensions and for functions of one.
+        ValueError for sums of different dimensions and for functions of one. The size of a unit,
+        `SIZE`, counts as a dimension.
         """
 
         def scaled(dimension: Dimension, factor: Fraction) -> Dimension:
@@ -191,7 +203,7 @@ class Expression:
                 power = Fraction(_number(node.right)).limit_denominator(MAX_DENOMINATOR)
                 return scaled(first, power)
             if isinstance(node.op, (ast.Add, ast.Sub)):
-                if first is not None and second is not None and first != second:
+                if first is not None and second is not None and not are_equal(first, second):
                     self._refuse_dimensions()
                 return second if first is None else first
             if first is None or second is None:
@@ -200,13 +212,13 @@ class Expression:
             powers = {
                 base: first.get(base, 0) + sign * second.get(base, 0) for base in first | second
             }
-            return {base: power for base, power in powers.items() if power}
+            return {base: power for base, power in powers.items() if abs(power) > SAME_SIZE}
 
         return of(self.tree)
 
     def _refuse_dimensions(self) -> Any:
-        rule = "must be of sums of one dimension and of functions of numbers without one"
-        raise ValueError(f"{self.argument} {rule} with these units, got {self.text!r}")
+        rule = "must have terms in one unit, and functions of numbers without one, or of radians"
+        raise ValueError(f"{self.argument} {rule}, got {self.text!r} with these units. {CONVERT}")
 
     def product(self, functions: Sequence[tuple[str, int, int, float]] = ()) -> Array:
         """Return the exponents of a product of powers of the columns ``[n + functions]``.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations._expression import Expression
+from npu_kernels.equations._expression import SAME_SIZE, SIZE, Dimension, Expression
 from npu_kernels.equations._numbers import MAX_DENOMINATOR
 
 Array = Any
@@ -66,9 +66,7 @@ class Exponents:
         return np.where(np.abs(w - near) < 1e-12, near, w) + 0.0
 
 
-def dimensions(
-    names: Sequence[str], units: Sequence[str], argument: str
-) -> list[dict[str, Fraction]]:
+def dimensions(names: Sequence[str], units: Sequence[str], argument: str) -> list[Dimension]:
     """Return the dimensions of units, as powers of base dimensions. names: of the columns.
 
     Raises ValueError, which names the unit, for words that are no unit and for units whose zero is
@@ -111,6 +109,17 @@ def factor(name: str, unit: str, argument: str) -> float | None:
     import pint
 
     return float(_quantity(_registry(pint), 1.0, unit).to_base_units().magnitude)
+
+
+def with_sizes(names: Sequence[str], units: Sequence[str], argument: str) -> list[Dimension]:
+    """Return the dimensions of units with their sizes, see `Expression.dimension`."""
+    columns = dimensions(names, units, argument)
+    import pint
+
+    for column, unit in zip(columns, units, strict=True):
+        size = math.log(_quantity(_registry(pint), 1.0, unit).to_base_units().magnitude)
+        column |= {SIZE: Fraction(size)} if abs(size) > SAME_SIZE else {}
+    return columns
 
 
 def _quantity(registry: Any, value: float, unit: str) -> Any:

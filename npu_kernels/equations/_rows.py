@@ -256,6 +256,25 @@ def nearest(points: Array, of: Array) -> tuple[Array, Array]:
     return smallest, index
 
 
+def places(X: Array) -> Array:
+    """Return each row's place among all, from 0 to 1 in each column ``[N, n]``."""
+    return np.column_stack([ranks_among(column, np.sort(column)) for column in X.T])
+
+
+def clustered(X: Array, chosen: Array) -> float:
+    """Return how much more often a chosen row is the nearest of a chosen one than chance has it.
+
+    It is 1 if it always is, and 0 if it may be chance. Some of the chosen rows tell.
+    """
+    rows, share = np.flatnonzero(chosen), float(chosen.mean())
+    if len(X) < MIN_TESTED_ROWS or not X.shape[1] or not 0 < share < 1:
+        return 0.0
+    some, points = rows[spread(len(rows), ROWS)], places(X)
+    excess = float(chosen[nearest(points[some], points)[1]].mean()) - share
+    chance = math.sqrt(1.5 * share * (1 - share) / len(some))  # many are the nearest of each other
+    return excess / (1 - share) if excess > CHANCE * chance else 0.0
+
+
 def alike(X: Array, residuals: Array) -> float:
     """Return the correlation of residuals with those of the nearest rows, 0 if it may be chance.
 
@@ -264,8 +283,7 @@ def alike(X: Array, residuals: Array) -> float:
     """
     if len(X) < MIN_TESTED_ROWS or not X.shape[1]:
         return 0.0
-    some = spread(len(X), ROWS)
-    points = np.column_stack([ranks_among(column, np.sort(column)) for column in X.T])
+    some, points = spread(len(X), ROWS), places(X)
     size = ranks_among(residuals, np.sort(residuals)) - 0.5
     beside = size[nearest(points[some], points)[1]]
     size = size[some]

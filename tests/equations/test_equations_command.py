@@ -276,6 +276,22 @@ def test_what_is_left_out_is_said(read):
     assert said == "2 rows of a; 2 rows that begin as comments do (the first is line 3) left out"
 
 
+@pytest.mark.parametrize("separator", [",", " "])
+def test_a_column_of_numbers_without_a_name_is_no_index(separator, read, capsys):
+    """A header that lacks the last name would give each column the name of the one before it."""
+    rows = ["2.5 3.1 7.75", "1.5 2.2 3.3", "6.5 1.2 7.8"]
+
+    def table(first: tuple[str, ...], last: str = "") -> str:
+        lines = ["R I V", *(f"{a}{row}{last}" for a, row in zip(first, rows, strict=True))]
+        return "\n".join(lines).replace(" ", separator)
+
+    with pytest.raises(SystemExit):
+        read(table(("", "", ""), " 0.08"))
+    assert "must have 4 cells in each line, as line 2, got 3 in line 1" in capsys.readouterr().err
+    for labels in (("0 ", "1 ", "2 "), ("1 ", "2 ", "3 "), ("a ", "b ", "b ")):
+        assert read(table(labels))[1] == ["R", "I", "V"]
+
+
 DECIMALS = "0.5,1.25,2.5\n1.5,2.25,4.5\n2.5,3.75,8.5\n"
 MONTHS = "".join(f"{month}.2020;{month}.5\n" for month in (1, 2, 11, 12))
 

@@ -242,8 +242,36 @@ def test_a_known_part_has_the_dimension_of_y():
     ):
         model(known_part="x1", **units).fit(X, y)
     for part in ("x0 + x1", "x0*x1 + sin(x1)", "x0*2**x1", "x0**x1"):
-        with pytest.raises(ValueError, match="known_part must be of sums of one dimension and of"):
+        with pytest.raises(ValueError, match="known_part must have terms in one unit, and"):
             model(known_part=part, **units).fit(X, y)
+
+
+@approximate
+def test_the_units_of_a_known_part_match():
+    """Its numbers are those of the columns: mm beside m and degrees are no lengths and radians."""
+    pytest.importorskip("pint")
+    h, g, m = RNG(0).uniform(0.5, 3, (3, 80))
+    X, y = np.stack([1000 * h, g, m], 1), np.sqrt(h**2 + g**2) + 0.5 * m
+    units = {"X_units": ["mm", "m", "m"], "y_units": "m"}
+    with pytest.raises(ValueError, match=r"known_part must have terms in one unit.*convert a col"):
+        model(known_part="sqrt(x0**2 + x1**2)", **units).fit(X, y)
+    with pytest.raises(ValueError, match=r"must have the unit of y, 'm', got 'x0', whose.* 0.001 "):
+        model(known_part="x0", **units).fit(X, y)
+    check(model(known_part="sqrt((0.001*x0)**2 + x1**2)", **units).fit(X, y), {(0, 0, 1): 0.5})
+    X[:, 0] /= 1000
+    units["X_units"][0] = "m"
+    check(model(known_part="sqrt(x0**2 + x1**2)", **units).fit(X, y), {(0, 0, 1): 0.5})
+    X, y = np.stack([np.degrees(h), g, m], 1), g * np.sin(h) + 0.5 * m
+    units = {"X_units": ["deg", "m", "m"], "y_units": "m"}
+    with pytest.raises(ValueError, match="functions of numbers without one, or of radians"):
+        model(known_part="x1*sin(x0)", **units).fit(X, y)
+    check(model(known_part="x1*sin(pi*x0/180.0)", **units).fit(X, y), {(0, 0, 1): 0.5})
+    X, y = np.stack([3.6 * h, 3600 * g, m], 1), 3.6 * h * g + 0.5 * m  # km/h, s, km
+    with pytest.raises(ValueError, match=r"unit is 0.000277778 of it"):
+        model(known_part="x0*x1", X_units=["km/h", "s", "km"], y_units="km").fit(X, y)
+    X[:, 1] /= 3600
+    known = model(known_part="x0*x1", X_units=["km/h", "hour", "km"], y_units="km").fit(X, y)
+    check(known, {(0, 0, 1): 0.5})
 
 
 def test_terms_have_functions_of_columns():

@@ -127,6 +127,19 @@ def test_one_of_many_wild_rows_may_be_hardly_wild():
     assert {*rows.tolist(), near} == set(model.equations_.outliers)
 
 
+def test_a_few_slips_among_many_rows():
+    X = uniform(2, 25_000)
+    y = 2 * X[:, 0] * np.sqrt(X[:, 1]) + 0.05 * noise(len(X))
+    rows = RNG(2).choice(len(X), 5, replace=False)
+    y[rows] *= 10
+    with pytest.warns(EquationWarning, match="far from the equation of all other rows"):
+        fitted = NPURegressor(**QUICK).fit(X, y)
+    assert set(rows.tolist()) == set(fitted.equations_.outliers)
+    true, (constant,) = X[:, 0] * np.sqrt(X[:, 1]), fitted.best_equation_.coef
+    true, y = np.delete(true, rows), np.delete(y, rows)
+    assert constant == pytest.approx(true @ y / (true @ true), rel=1e-6)
+
+
 def test_wild_rows_that_make_the_noise_seem_to_be_in_proportion():
     """y has three decades: with ten wild rows the equation of all rows is far from many others."""
     (equation,) = (equation for equation in equations_of(0) if equation.name == "III.19.51 wild")

@@ -23,9 +23,12 @@ from npu_kernels._common.checks import (
 )
 from npu_kernels._jobs.checkpoint import digest
 from npu_kernels.equations._expression import (
+    CONVERT,
+    SIZE,
     Expression,
     Functions,
     OutputFunction,
+    are_equal,
     check_functions,
     check_output_functions,
     functions_of,
@@ -37,11 +40,11 @@ from npu_kernels.equations._limits import (
     Limits,
     check_whole_within,
     constrain,
-    dimensions,
     factor,
     read_bounds,
     read_terms,
     read_whole,
+    with_sizes,
 )
 from npu_kernels.equations._numbers import MAX_DENOMINATOR, term_text
 from npu_kernels.equations._problem import MAX_NOISE
@@ -570,18 +573,25 @@ def _check_part(
     part: Expression, units: list[str], output: str, y_units: str, powers: tuple[float, ...]
 ) -> None:
     """ValueError for a known part of the equation that has not the dimension of y to a power."""
-    dimension = part.dimension(dimensions(part.names, units[: len(part.names)], "X_units"))
-    (of_y,) = dimensions([output], [y_units], "y_units")
+    dimension = part.dimension(with_sizes(part.names, units[: len(part.names)], "X_units"))
+    (of_y,) = with_sizes([output], [y_units], "y_units")
     of_powers = [{base: Fraction(p) * power for base, power in of_y.items()} for p in powers]
-    if dimension is None or dimension in of_powers:
+    if dimension is None or any(are_equal(dimension, of_power) for of_power in of_powers):
         return
+    needed = of_powers[0]
+    times = math.exp(dimension.get(SIZE, 0) - needed.get(SIZE, 0))
     has, needs = (
-        " ".join(f"{base}**{power}" for base, power in sorted(powers_of.items())) or "none"
-        for powers_of in (dimension, of_powers[0])
+        " ".join(f"{base}**{power}" for base, power in sorted(powers_of.items()) if base != SIZE)
+        for powers_of in (dimension, needed)
     )
+    if has == needs:
+        raise ValueError(
+            f"NPURegressor: known_part must have the unit of {output}, {y_units!r}, got "
+            f"{part.text!r}, whose unit is {times:.6g} of it. {CONVERT}"
+        )
     raise ValueError(
-        f"NPURegressor: known_part must have the dimension of {output}, {needs}, got "
-        f"{part.text!r} with the dimension {has}"
+        f"NPURegressor: known_part must have the dimension of {output}, {needs or 'none'}, got "
+        f"{part.text!r} with the dimension {has or 'none'}"
     )
 
 

@@ -501,7 +501,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         known_part: known additive part of the equation, as text: an expression of columns and
             numbers, such as ``"v*t - 9.81*t**2/2"``, with sin, cos, tan, exp, log and sqrt.
             ``y**p`` is this part plus the sum or ratio that is found; p is 1 unless `target_powers`
-            is given.
+            is given. With units the part must have the unit of y: the numbers of the columns are
+            used as they are, integers have no unit, and a constant with a decimal point has any.
         required_terms: products that the sum must have, as text or as the exponents of all columns:
             ``["x0*x1**2", "1"]``. The search may add other products whose exponents differ from the
             exponents of the required products by more than 0.1. A dict has bounds of the

@@ -11,7 +11,7 @@ import numpy as np
 
 from npu_kernels.equations._equation import Equation
 from npu_kernels.equations._problem import EXACT_ERROR, AllRows
-from npu_kernels.equations._rows import alike
+from npu_kernels.equations._rows import clustered
 from npu_kernels.equations._table import refine, stepwise
 from npu_kernels.equations._table.doubts import FEW_VALUES, two_populations
 from npu_kernels.equations._table.estimates import Rows, refitted, sizes, started
@@ -125,7 +125,7 @@ def _believed(
     is_apart = is_odd[~keep].all() or np.median(errors[~keep]) >= gap * errors[keep].max()
     if not is_apart and (are_few or squares.mean() < TAILS**2 * squares[keep].mean()):
         return False
-    if alike(rows.X[~is_odd], (~keep[~is_odd]).astype(float)) > APPROXIMATION:
+    if clustered(rows.X[~is_odd], ~keep[~is_odd]) > APPROXIMATION:
         return False
     if _fits_others(rows, result_of_all, without, keep):
         return False
