@@ -579,9 +579,14 @@ def may_err(problem: Data, candidate: Sum) -> bool:
 
 def is_exact(problem: Data, candidate: Sum) -> bool:
     """Return whether the residuals are those of rounding, where there are rows to tell it."""
+    is_far = not candidate.rss <= MORE_ROUNDING**2 * problem.exact
+    if is_far or not may_err(problem, candidate):
+        return False
+    if candidate.rss <= problem.exact:
+        return True
     with np.errstate(all="ignore"):  # what is not finite is not exact
         r, P = problem.predict(candidate.u, candidate.parity, candidate.c)[1:]
-        return may_err(problem, candidate) and are_rounding(problem, candidate, r, P)
+        return are_rounding(problem, candidate, r, P)
 
 
 def are_rounding(
