@@ -16,6 +16,7 @@ import numpy as np
 from npu_kernels._common.checks import warn
 from npu_kernels.equations._equation import EXCLUDED, Equation
 from npu_kernels.equations._limits import BOUND
+from npu_kernels.equations._numbers import FLOAT64_ROUNDING
 from npu_kernels.equations._problem import EXACT_ERROR, AllRows, Columns, Output
 from npu_kernels.equations._rows import (
     FEW_NEIGHBOURS,
@@ -576,13 +577,15 @@ def _levels(rows: Rows, X: Array, count: int) -> bool:
 def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
     """Notes of columns of hardly any width, whose exponents no units tell.
 
-    Where an equation is exact, rows tell the powers of narrower columns. X: all columns of the
-    equation.
+    Where an equation is exact, rows tell the powers of narrower columns, as far as its terms do not
+    cancel. X: all columns of the equation.
     """
     if len(rows.exponents.free) < rows.exponents.inputs:
         return []
     shares, used = widths(X), (equation.exponents != 0).any(0)
-    limit = math.sqrt(EXACT_ERROR) if equation.exact else NARROW
+    terms = equation.scale * float(np.abs(equation.scaled).max())  # their size
+    lost = max(EXACT_ERROR, FLOAT64_ROUNDING * terms / (rows.y.std() or math.inf))
+    limit = math.sqrt(lost) if equation.exact else NARROW
     return [
         f"The values of {name} differ by {shares[i]:.2g} of their size: every power of them is "
         "nearly linear, so their exponents are arbitrary. Subtract a reference value, such as "
