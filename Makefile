@@ -2,7 +2,7 @@
 #
 #   make demo      build, then the demonstration: Kepler's law, the paper's arithmetic, the speed on this machine,
 #                  and an equation from a table
-#   make test      build, then the quick tests: about five minutes on two cores
+#   make test      build, then the quick tests: 5 to 8 minutes on two cores
 #   make check     build, then every test, with the libraries of other processors too
 #   make fuzz      calls that Hypothesis draws, other ones each time (make fuzz SECONDS=600: for each of the tests)
 #   make sanitize  the core and the extension under the address and undefined-behaviour sanitizers

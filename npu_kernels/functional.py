@@ -57,8 +57,8 @@ def npu(
 ) -> Tensor:
     """Neural Power Unit, a layer: products of powers of real x of any sign.
 
-    With gates of 1, y is the real part of ``prod_i x_i ** w_oi`` with ``w = Wr + i Wi``, but for
-    eps. In general:
+    With gates of 1, y is the real part of ``prod_i x_i ** w_oi`` with ``w = Wr + i Wi``, up to the
+    effect of eps. In general:
 
         r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
         k = g where x < 0, else 0        (-0.0 is not negative)
@@ -83,18 +83,20 @@ def npu(
     or inf where the formula gives ``0 * inf = nan``: in the output if a weight is infinite, in a
     gradient if an output is infinite.
 
-    Precision: float32 on the CPU is as accurate as the formula, unless the float32 matmul precision
-    (`torch.set_float32_matmul_precision`, ``torch.backends.mkldnn.matmul.fp32_precision``) allows
-    bfloat16 products. In that case layers with at least about 32 inputs and 64 rows use bfloat16
-    products, if the processor supports them. The setting is read each time a forward or backward
-    kernel runs, also in functions that were compiled earlier.
+    Precision: float32 results on the CPU are as accurate as the eager implementation's, unless the
+    float32 matmul precision (`torch.set_float32_matmul_precision`,
+    ``torch.backends.mkldnn.matmul.fp32_precision``) allows bfloat16 products. In that case layers
+    with at least about 32 inputs and 64 rows use bfloat16 products, if the processor supports them.
+    The setting is read each time a forward or backward kernel runs, also in functions that were
+    compiled earlier.
 
     Derivatives of every order are those of the formula, to the precision above. On the CPU
-    autograd's backward and double backward are fused, and so are tangents of forward mode. On a GPU
-    the backward is fused, and the double backward is a closed form. Other derivatives are eager.
-    For derivatives by `torch.func` see `npu_kernels.functional`. torch does not support a double
-    backward through a function that `torch.compile` compiled. Instead compile a function that
-    computes the first derivative, for example with `torch.func.grad`.
+    autograd's backward and double backward are fused, and so are the directional derivatives
+    (tangents) of forward mode. On a GPU the backward is fused, and the double backward consists of
+    eager operations. Other derivatives are eager. For derivatives by `torch.func` see
+    `npu_kernels.functional`. torch does not support a double backward through a function that
+    `torch.compile` compiled. Instead compile a function that computes the first derivative, for
+    example with `torch.func.grad`.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
 

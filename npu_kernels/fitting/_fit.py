@@ -98,14 +98,13 @@ def fit(
     by an ``NAU(clip=False)``. If a model ends with an NPU, RealNPU or NaiveNPU of one output, an
     ``NAU(clip=False)`` is appended for the coefficient, and removed if the coefficient is 1. A
     first `NPU` or `NaiveNPU`, and layers with clipped weights, need data of a magnitude near 1.
-    Coefficients are rounded only if the data are exact.
+    Coefficients are rounded only if the data have no noise.
 
     Negative inputs: if the first layer is a `RealNPU` or `NPU` and no exact equation was found, a
     second fit has ``|x|`` and the signs of x as separate inputs, which avoids the barrier. Its
     result is used if its error is at most ``1 + Recipe.slack`` times the error of the first fit,
-    and if it can be written with x in place of ``|x|`` and signs. For that, the exponents of inputs
-    with negative values must be integers: odd where the product contains the sign of the input,
-    else even.
+    and if its products can be written as powers of x: the exponents of inputs with negative values
+    must be integers, odd where the product contains the sign of the input, else even.
 
     Args:
         model: a layer of this package or a `Sequential` of such layers (`torch.nn.Sequential(NPU(2,

@@ -31,23 +31,23 @@ class Recipe:
         lr: learning rate of Adam in the first stage, halved in each later one; within a stage it
             falls along a cosine.
         wide: weights of NPU, RealNPU and NaiveNPU are initialised in U(-w, w), ``w = wide * sqrt(2
-            / inputs)`` but at most wide; initialisation s takes entry s, cyclically.
-        hidden: number of inputs with which an NPU or RealNPU after other layers is initialised (0:
-            all), cyclically. The remaining inputs keep gate and weight 0: a product of a hundred
-            random powers does not train.
-        gates: initial values of the gates, cyclically as `wide`.
-        imaginary: imaginary weights are initialised in U(-v, v), where v is an entry of this tuple,
-            chosen cyclically.
+            / inputs)`` but at most wide; initialisation s uses ``wide[s % len(wide)]``.
+        hidden: how many inputs an NPU or RealNPU after other layers has at first (0: all);
+            initialisation s uses ``hidden[s % len(hidden)]``. The other inputs begin with gate and
+            weight 0: a product of a hundred random powers does not train.
+        gates: initial values of the gates, one for each initialisation, as for `wide`.
+        imaginary: imaginary weights are initialised in U(-v, v), one v for each initialisation, as
+            for `wide`.
         weight_bound: weights of NPU, RealNPU and NaiveNPU are clamped to [-weight_bound,
             weight_bound]; gates, and weights of NAU, NMU and NMRU, to the intervals of their
             layers.
-        finalists: numbers of a problem's initialisations that go on to L-BFGS, and from there to
-            rounding with refits.
+        finalists: ``(n, m)``: the n best initialisations of a problem go on to L-BFGS, and the m
+            best of these to rounding with refits.
         refine: L-BFGS evaluations before rounding.
         settle: L-BFGS evaluations after rounding the weights of NPU, RealNPU and NaiveNPU, and
             again after rounding the other weights.
-        rows: numbers of training rows that an L-BFGS evaluation uses in refine and in settle, but
-            at least four times the number of fitted parameters, divided by the number of outputs.
+        rows: ``(rows in refine, rows in settle)``: training rows of an L-BFGS evaluation. ``4 *
+            parameters / outputs`` rows are used if that is more.
         denominators: weights are rounded to fractions with denominators up to each of these
             numbers.
         slack: a simpler candidate is selected if its held-out error is at most ``1 + slack`` times

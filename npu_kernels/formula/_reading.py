@@ -189,8 +189,8 @@ def extract(
         nonnegative: inputs that are never negative, by name, or True for all. Their ``|x|`` is
             written as x, without ``[x < 0]`` (1 if x < 0, else 0). Or data ``[N, I]``, a tensor,
             array or DataFrame: inputs without negative values in it are nonnegative.
-        max_denominator: a weight that is, up to the last digit of its dtype, a fraction with at
-            most this denominator is written as a fraction, unless its size is 2^45 or more. A
+        max_denominator: a weight that equals a fraction with at most this denominator, up to
+            rounding in its dtype, is written as a fraction, unless its size is 2^45 or more. A
             weight that is only near a fraction is written as a decimal; `simplify` rounds it.
 
     Products of powers are correct for inputs of both signs. With a gate of 1, an integer weight w

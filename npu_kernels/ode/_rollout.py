@@ -157,9 +157,9 @@ def rollout(
             trajectory that is too stiff.
         rtol, atol: tolerances of an adaptive method for the estimated error of each step: the root
             mean square over the features of ``error / (atol + rtol |u|)`` is at most 1. atol must
-            be small compared with the states. None: ``1e-9 * min(1, eps / machine epsilon)`` with
-            the eps of the layer, which is below the machine epsilon in the model of an `ode.fit` of
-            small states.
+            be small compared with the states. None: 1e-9, times ``eps / machine epsilon`` if the
+            layer's eps is below the machine epsilon. Models that `ode.fit` returns for small states
+            have such an eps.
         max_steps: maximum number of steps that an adaptive method tries per trajectory.
         memory: what is saved for backward in addition to the result, "full" or "checkpointed".
             Fixed steps: "full" saves the outputs of the layers at every stage; "checkpointed" saves
@@ -202,12 +202,12 @@ def rollout(
     suffice; "auto" computes it again with "kvaerno5".
 
     Gradients with respect to u0 and all parameters are exact for these steps (the discrete
-    adjoint). At a state or an input of 0, they are the derivative from the right, which is exact
-    for integer exponents. The sizes of adaptive steps count as constants. The gradient of a time is
-    the derivative of the state at that time; the gradient of the first time is minus the sum of the
-    other times' gradients. Higher derivatives are computed by the eager loop. With implicit steps
-    only the first and the second derivative are correct, to the accuracy to which the stages are
-    solved, a small share of the tolerance.
+    adjoint). Where a state or an input is 0, they are the derivative from the right; for integer
+    exponents this is the derivative. The sizes of adaptive steps count as constants. The gradient
+    of a time is the derivative of the state at that time; the gradient of the first time is minus
+    the sum of the other times' gradients. Higher derivatives are computed by the eager loop. With
+    implicit steps only the first and the second derivative are correct, to the accuracy to which
+    the stages are solved, a small share of the tolerance.
 
     The fused loop: on the CPU the loop and its adjoint are one call each. For fixed steps on a GPU
     they are one launch each (and one launch for sums of partial gradients) for models with up to

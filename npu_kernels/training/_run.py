@@ -188,8 +188,8 @@ def run(
     replayed, provided that callbacks are at least 16 steps apart. The results equal those of the
     standard PyTorch loop, up to rounding. Any other model, optimizer, device or setting falls back
     to that loop, and one warning gives the reason. Hooks and replaced methods also cause the
-    fallback, even if a callback adds them during the run. Only hooks of a parameter's
-    AccumulateGrad node are not detected: the steps in C++ ignore them.
+    fallback, even if a callback adds them during the run. The exception are hooks of a parameter's
+    AccumulateGrad node: they are not detected, and the steps in C++ ignore them.
 
     Args:
         model: a module; all its layers have the same num_models K, or all have None.
@@ -215,10 +215,10 @@ def run(
             "frobenius" is the sum of the parameter tensors' Frobenius norms; "integer" is ``sum
             min(|p|, |1 - |p||)``. Penalties on the weights w of NAU, NMU and NMRU (`regularizer`):
             "madsen" is ``sum min(|w|, |1 - |w||)``; "paper" is ``sum min(|w|, |1 - w|)``.
-        project: what is clamped after each step (`project_`), also in parameters that are not
-            trained. True: the gates, to [0, 1]. A number w: the gates, the weights of NPU, RealNPU
-            and NaiveNPU to [-w, w], and the weights of NAU, NMU and NMRU to their own intervals.
-            False: nothing.
+        project: what is clamped after each step (`project_`); parameters that are not trained are
+            clamped too. True: the gates, to [0, 1]. A number w: the gates, the weights of NPU,
+            RealNPU and NaiveNPU to [-w, w], and the weights of NAU, NMU and NMRU to their own
+            intervals. False: nothing.
         nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
         record_every: steps between two recorded losses; None: the smallest number with at most
             1,000 recorded losses.

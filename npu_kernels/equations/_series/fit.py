@@ -76,9 +76,9 @@ def fit(
             DataFrames, whose columns become names. Several series: lists of t and u, or
             ``u [S, M, D]`` with ``t [M]`` or ``[S, M]``.
         u0: the states at the first times: "fit" if they are unknown, or ``[D]`` or ``[S, D]``, with
-            nan for unknown values. If the equations fit only with implausible initial values, the
-            first values of a smoothing spline through each column may be used instead; the report
-            notes this.
+            nan for unknown values. If the equations fit only with implausible initial values,
+            `ode.fit` may use the first values of a smoothing spline through each column instead;
+            `SeriesFitResult.report` then says so.
         inputs: exogenous inputs v(t), such as a forcing, a temperature or a dose:
             ``(times, values)`` with values ``[T]`` or ``[T, J]``, interpolated linearly; the times
             must cover t. A switched input needs the times just before and after each edge. A list
@@ -109,7 +109,8 @@ def fit(
         stoichiometry: a matrix N ``[D, R]`` with ``u' = N r``. Its columns are reactions: each
             changes several states at one rate. The R rates r are sums of the products.
         conserved: weights ``[m, D]`` of m sums of states that are constant in time: ``[[1, 1, 1]]``
-            for ``S + I + R``. The equations are then flows between states.
+            for ``S + I + R``. Each term is then a flow: it leaves one state and enters another with
+            the same rate, so that the sums stay constant.
         signs: signs of the coefficients; with stoichiometry or conserved, of the coefficients of
             the rates. "any" or "nonnegative", with both values of `init`. "model", only with
             ``init="model"``: each coefficient keeps its sign in the model, which must be the same

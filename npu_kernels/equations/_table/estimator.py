@@ -432,12 +432,13 @@ else:
 class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Symbolic regression: finds the equation of a table, as a scikit-learn estimator.
 
-    Equations have the form ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers,
-    powers of such sums, and ratios of two sums. With `functions` and `target_transforms` they may
-    also have sines, logarithms and exponentials. Rescaling a column does not matter: inputs are
-    divided by their geometric mean and y by its root mean square, and both are folded back into the
-    constants. The constants are solved exactly within the search (variable projection), the
-    exponents with Levenberg-Marquardt from many random initialisations at once, in float64.
+    Equations have the form ``y**p = sum_k c_k prod_i x_i**w_ki``, a sum of products of powers or a
+    power of such a sum; or ``y**p`` is a ratio of two such sums. With `functions` and
+    `target_transforms` they may also have sines, logarithms and exponentials. Rescaling a column
+    does not matter: inputs are divided by their geometric mean and y by its root mean square, and
+    both are folded back into the constants. The constants are solved exactly within the search
+    (variable projection), the exponents with Levenberg-Marquardt from many random initialisations
+    at once, in float64.
 
     The number of terms is chosen by an information criterion, the BIC with a description-length
     term: ``N log(PRESS / N) + K log N + 2 DL``. PRESS is the sum of squared leave-one-out errors
@@ -455,8 +456,9 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             cross-validation error. Residuals then give no warnings, since they are mostly
             approximation errors, not noise.
         target_powers: powers p of y to try. "auto": p = 1 first; then -1, 2, -2, 1/2 and -1/2
-            unless a sum with p = 1 is exact, or simple and not improved by another term. Powers
-            other than 1 and -1 are tried only if y, apart from noise, does not change sign.
+            unless an equation with p = 1 fits exactly, or has simple exponents and does not improve
+            with another term. Powers other than 1 and -1 are tried only if y, apart from noise,
+            does not change sign.
         exponents: "rational" (free if no fraction fits), "integer" or "real"; or bounds ``(low,
             high)``, each a number or one for each column: exponents are then fractions between
             them, and no ratios are tried.
@@ -506,8 +508,9 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         required_terms: products that the sum must have, as text or as the exponents of all columns:
             ``["x0*x1**2", "1"]``. The search may add other products whose exponents differ from the
             exponents of the required products by more than 0.1. A dict has bounds of the
-            coefficients, ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``, and 0 for a term that is
-            excluded: ``{"1": 0}``. p is then 1 as with `known_part`, and no ratios are tried.
+            coefficients, ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``, where None is no bound.
+            The bound 0 excludes a term: ``{"1": 0}``. p is then 1 as with `known_part`, and no
+            ratios are tried.
         signs: "nonnegative" for nonnegative coefficients, except in `required_terms`.
         integer_exponents: True for integer exponents only, or the names of columns with integer
             exponents.
