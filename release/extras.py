@@ -1,6 +1,6 @@
 """Installs each extra of a wheel alone, into an empty environment, and runs its first example.
 
-python -m release.extras dist/npu_kernels-*_x86_64.whl [--torch 2.13.0] [--only units,laws]
+python -m release.extras dist/npu_kernels-*_x86_64.whl [--torch 2.13.0] [--only units,equations]
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ X = np.random.default_rng(0).uniform(1, 2, (60, 2))
 model = NPURegressor(random_state=0, n_init=8, X_units=["kg", "m/s"], y_units="J")
 assert str(model.fit(X, X[:, 0] * X[:, 1] ** 2 / 2).best_equation_) == "y = 0.5*x0*x1**2"
 """,
-    "laws": """
+    "equations": """
 import pathlib
 from npu_kernels.equations.__main__ import main
 a, b = np.random.default_rng(0).uniform(1, 2, (2, 60))

@@ -347,7 +347,7 @@ def read(path: Path, header: str, decimal: str | None, skip_rows: bool) -> Table
 
 # ---- the command ---------------------------------------------------------------------------------
 
-INSTALL = "pip install 'npu_kernels[laws]'"
+INSTALL = "pip install 'npu_kernels[equations]'"
 
 
 def main(arguments: list[str] | None = None) -> int:

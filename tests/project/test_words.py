@@ -24,7 +24,7 @@ WORDS = {
     r"greatest|fewest": "largest, smallest number of",
     r"(wants|speaks? against)": "requires, defaults to",
     r"beside|anew|in vain|spoil\w*|mend(s|ed)?|until then": "next to, again, wasted, corrupts, fixed",
-    r"(?<!'s )(?<!rate )(?<!third )(?<!\[)laws?(?!:)": "equation, candidate",
+    r"(?<!'s )(?<!rate )(?<!third )laws?(?!:)": "equation, candidate",
     r"obstacles?|certificate|glossary|verdicts?": "reasons, reports, diagnostics",
 }
 # Words that pages do not have; the package has them as names or in another meaning.
