@@ -73,7 +73,7 @@ def npu(
         gate: ``[I]`` or ``[K, I]``, relevance of the inputs. None: all are relevant, the NaiveNPU.
         eps: added to ``|x|``; by default the machine epsilon of the compute dtype.
         gate_gradient: "clip" (the paper: no gradient where the gate is outside [0, 1]) or
-            "straight_through".
+            "straight_through" (it gets the gradient of its clipped value).
 
     Returns:
         ``[..., O]`` or ``[K, ..., O]``.

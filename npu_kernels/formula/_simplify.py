@@ -479,8 +479,8 @@ def simplify(
         steps: "gates", "prune" and "round", in the order in which they are done; a gate that is
             rejected at first may be accepted when other weights are simpler. "gates" rounds gates
             to 0 or 1. "prune" sets weights of a size below `threshold` to 0, and then everything
-            that no output depends on any more ("unused" in the record). "round" rounds the weights
-            of NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU and Linear to fractions.
+            that no output depends on any more ("unused" in `SimplifyResult.steps`). "round" rounds
+            the weights of NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU and Linear to fractions.
         threshold: of "prune": weights of a smaller size are candidates; with a tolerance,
             ``math.inf`` makes all weights candidates.
         max_denominator: maximum denominator of "round".
@@ -489,11 +489,12 @@ def simplify(
             model plus the tolerance. For a gate, both 0 and 1 are tried. A weight becomes the
             simplest fraction that increases the error by at most its share: the unused part of the
             tolerance, divided by the number of weights still to be tried. "auto", with y: the error
-            may grow by the factor that the BIC would accept in exchange for the removal of all
-            parameters, but at most by e^0.5. The increase is nearly 0 if the fit is exact or there
-            are many rows. Weights of sums (NAU, Linear) become 0, 1 or -1 within this tolerance,
-            and other fractions only if that does not increase the error, since measured constants
-            are rarely fractions. "auto", without y: all changes are accepted.
+            may become ``exp(min(P log(M) / (2 M), 0.5))`` times as large, for P nonzero parameters
+            and M values of y. At this error the BIC of a model without any parameters would be
+            equal. The increase is nearly 0 if the fit is exact or there are many rows. Weights of
+            sums (NAU, Linear) become 0, 1 or -1 within this tolerance, and other fractions only if
+            that does not increase the error, since measured constants are rarely fractions. "auto",
+            without y: all changes are accepted.
         model_index: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.

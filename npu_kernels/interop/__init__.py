@@ -420,11 +420,11 @@ def swap(
     Returns:
         The copy, or with `inplace` the model. The copy is deep: it shares no tensor with the model,
             and sharing within the model is kept within the copy. Hooks of modules and parameters
-            are kept, except where a third-party layer raises an error for them (below). Gradients
-            are not copied. A module that was compiled by ``module.compile()`` is not compiled in
-            the copy. In place, weights ``[I, O]`` become new parameters, and other parameters
-            remain the same objects. Build the optimizer afterwards: an earlier optimizer holds the
-            parameters of the original model, or in place the replaced weights ``[I, O]``.
+            are kept; hooks that cannot be kept raise an error (below). Gradients are not copied. A
+            module that was compiled by ``module.compile()`` is not compiled in the copy. In place,
+            weights ``[I, O]`` become new parameters, and other parameters remain the same objects.
+            Build the optimizer afterwards: an earlier optimizer holds the parameters of the
+            original model, or in place the replaced weights ``[I, O]``.
 
     Raises:
         ValueError: before anything is changed: the model has no layer that is recognised and

@@ -70,8 +70,8 @@ class NMRU(BaseLayer):
         out_features: number of outputs O.
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        clip: clip the weight to [0, 1]; false uses it as it is, for a training that projects it
-            (`training.project_`).
+        clip: clip the weight to [0, 1]. False: use the weight as it is; clamp it in training, by
+            `training.project_` after each step.
         sign: how the sign of y is computed: "product" of the signs of the factors, or "separate",
             by a cosine as in the RealNPU. The authors' code calls "product" NMRU, but their
             published results of the NMRU are those of "separate".

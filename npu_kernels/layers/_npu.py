@@ -93,7 +93,7 @@ class NPU(PowerLayer):
             input is negative.
         eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
         gate_gradient: "clip" (no gradient for gates outside [0, 1], as published) or
-            "straight_through".
+            "straight_through" (such a gate gets the gradient of its clipped value).
 
     Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``, ``gate [I]`` (0.5);
     with `num_models` K, each has a leading dimension K, initialised independently.
@@ -143,7 +143,7 @@ class RealNPU(PowerLayer):
         device, dtype: of the parameters.
         eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
         gate_gradient: "clip" (no gradient for gates outside [0, 1], as published) or
-            "straight_through".
+            "straight_through" (such a gate gets the gradient of its clipped value).
 
     Parameters: ``weight_re [O, I]`` (Glorot uniform), ``gate [I]`` (0.5); with `num_models`
     K, each has a leading dimension K.

@@ -210,9 +210,9 @@ def rollout(
     the stages are solved, a small share of the tolerance.
 
     The fused loop: on the CPU the loop and its adjoint are one call each. For fixed steps on a GPU
-    they are one launch each (and one launch for sums of partial gradients) for models with up to
-    1024 weights per matrix, 512 in float64, counted with D and h rounded up to powers of two. The
-    eager loop, in which every step calls the layers, is used for larger models, for adaptive steps
+        they are one launch each, and one more for sums of partial gradients, if D h is at most 1024
+        (512 in float64), each rounded up to a power of two. The eager loop, in which every step
+        calls the layers, is used for larger models, for adaptive steps
     on a GPU, on other devices, under `torch.func` transforms and in forward-mode differentiation.
     Adaptive methods do not run under `torch.func.vmap`.
 

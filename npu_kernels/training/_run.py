@@ -216,9 +216,9 @@ def run(
             min(|p|, |1 - |p||)``. Penalties on the weights w of NAU, NMU and NMRU (`regularizer`):
             "madsen" is ``sum min(|w|, |1 - |w||)``; "paper" is ``sum min(|w|, |1 - w|)``.
         project: what is clamped after each step (`project_`); parameters that are not trained are
-            clamped too. True: the gates, to [0, 1]. A number w: the gates, the weights of NPU,
-            RealNPU and NaiveNPU to [-w, w], and the weights of NAU, NMU and NMRU to their own
-            intervals. False: nothing.
+            clamped too. True: the gates, to [0, 1]. A number w: also the weights of NPU, RealNPU
+            and NaiveNPU, to [-w, w], and the weights of NAU, NMU and NMRU, to their own intervals.
+            False: nothing.
         nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
         record_every: steps between two recorded losses; None: the smallest number with at most
             1,000 recorded losses.

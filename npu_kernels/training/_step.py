@@ -70,8 +70,8 @@ def make_step(
             "madsen", "paper" and "integer". A weight is a number, a `SteppedSchedule` or a function
             of the number of the call (from 1).
         project: what is clamped after each step (`project_`). True: the gates, to [0, 1]. A number
-            w: the gates, the weights of NPU, RealNPU and NaiveNPU to [-w, w], and the weights of
-            NAU, NMU and NMRU to their own intervals. False: nothing.
+            w: also the weights of NPU, RealNPU and NaiveNPU, to [-w, w], and the weights of NAU,
+            NMU and NMRU, to their own intervals. False: nothing.
         nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
 
     The step's arguments are ``x [N, I]`` or ``[K, N, I]``, the targets ``y [N, O]`` or ``[K, N,

@@ -112,7 +112,7 @@ def fit(
             for ``S + I + R``. Each term is then a flow: it leaves one state and enters another with
             the same rate, so that the sums stay constant.
         signs: signs of the coefficients; with stoichiometry or conserved, of the coefficients of
-            the rates. "any" or "nonnegative", with both values of `init`. "model", only with
+            the rates. "any" and "nonnegative" are possible for each `init`. "model", only with
             ``init="model"``: each coefficient keeps its sign in the model, which must be the same
             in all K models.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4.

@@ -171,8 +171,8 @@ class SeriesFitResult:
         names: names of the D states.
         input_names: names of the exogenous inputs.
         u0: states at the first times ``[S, D]``.
-        nrmse: root mean square of the residuals over the standard deviation of the measurements,
-            with columns weighted equally; of logarithms if logarithms were fitted.
+        nrmse: root mean square of the residuals, each divided by the standard deviation of all
+            values of its column (not by the noise); of logarithms if logarithms were fitted.
         sigma: estimated standard deviation of the errors of each column ``[D]`` (proportional
             errors: relative to the state; nan for states that were not measured); None if the user
             gave sigma.

@@ -278,8 +278,8 @@ class Results:
         """Return bootstrap confidence intervals of the best equation, with its form fixed.
 
         The rows are resampled with replacement, within each group if there are groups. The rows are
-        assumed independent. The intervals also hold for errors that are neither equal nor
-        proportional to y.
+        assumed independent. The intervals also hold if the size of the errors depends on the row in
+        any other way than the error models assume.
 
         Args:
             X, y, sample_weight, groups: the data of `fit`, in any order; outliers that `fit`
@@ -444,10 +444,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     term: ``N log(PRESS / N) + K log N + 2 DL``. PRESS is the sum of squared leave-one-out errors
     (Allen 1974). If `noise` is known, the first part is ``PRESS / noise**2``. K is the number of
     coefficients. DL is the description length of the exponents in nats, which is shorter for fewer
-    and simpler exponents. A power or function of y adds ``6 + log N``, the cost of one coefficient
-    and 3 nats of description. A ratio adds the same if its numerator has one term, else twice as
-    much. With few rows a correction is added. Exponents are rounded to simple fractions if that
-    lowers the BIC.
+    and simpler exponents. A power or function of y adds ``log N + 6``: one coefficient, and twice 3
+    nats of description. A ratio adds the same if its numerator has one term, else twice as much.
+    With few rows a correction is added. Exponents are rounded to simple fractions if that lowers
+    the BIC.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
@@ -503,8 +503,9 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
         known_part: known additive part of the equation, as text: an expression of columns and
             numbers, such as ``"v*t - 9.81*t**2/2"``, with sin, cos, tan, exp, log and sqrt.
             ``y**p`` is this part plus the sum or ratio that is found; p is 1 unless `target_powers`
-            is given. With units the part must have the unit of y: the numbers of the columns are
-            used as they are, integers have no unit, and a constant with a decimal point has any.
+            is given. With units the part must have the unit of y. Columns are not converted. An
+            integer (2) has no unit; a constant with a decimal point (2.0) may have any unit that
+            makes the part fit.
         required_terms: products that the sum must have, as text or as the exponents of all columns:
             ``["x0*x1**2", "1"]``. The search may add other products whose exponents differ from the
             exponents of the required products by more than 0.1. A dict has bounds of the

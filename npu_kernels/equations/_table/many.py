@@ -88,9 +88,9 @@ def fit_many(
         model: a `NPURegressor` with the settings for all problems. Clones of it are fitted, the
             model is not. With an integer random_state the results are the same in each call.
         n_jobs: number of processes, as in joblib; joblib's backends for Dask and Ray use further
-            machines. If a worker dies, a warning reports it, and the problems that were being
-            fitted are fitted again, one at a time. If the worker of a problem dies again, the error
-            is the outcome of that problem.
+            machines. If a worker dies, Dask fits its problem on another worker; with other backends
+            a warning reports it, and the problems that were being fitted are fitted again, one at a
+            time. If the worker of a problem dies again, the error is the outcome of that problem.
         checkpoint: a folder, created if it does not exist, with a file for each problem. The same
             call continues from it, also with more problems or in another order.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
