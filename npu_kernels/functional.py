@@ -189,9 +189,9 @@ def nmru(
 
     Returns ``[..., O]`` or ``[K, ..., O]``. x' and the factors are never stored.
 
-    Gradients are right where a factor is 0. At ``x + eps = 0`` the reciprocal is infinite, and what
-    it enters is infinite or nan, as in the formula. With "separate" the derivative of ``|x'|`` is 0
-    at 0.
+    Gradients are right where a factor is 0. At ``x + eps = 0`` the reciprocal is infinite, and
+    every output and gradient that uses it is infinite or nan, as in the formula. With "separate"
+    the derivative of ``|x'|`` is 0 at 0.
 
     Raises ValueError for an eps that is neither 0 nor finite and positive, and for another `sign`.
 

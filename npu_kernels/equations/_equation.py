@@ -150,7 +150,8 @@ class Equation:
     `n_terms` is K, the number of terms. The x_i are the inputs and their `functions`. With a
     `target_transform`, this function of y is on the left-hand side. If `n_denominator_terms` is
     greater than 0, the equation is a ratio: its denominator is 1 plus the last
-    `n_denominator_terms` terms. In text, the terms of the denominator have no common factor.
+    `n_denominator_terms` terms. The text is first divided by every power that all
+    terms of the denominator share.
 
     Attributes:
         names: names of the n x_i: the inputs, and functions such as "sin(angle)".
@@ -168,7 +169,7 @@ class Equation:
         nrmse: root mean square of the residuals of all rows over the standard deviation of y, the
             square root of 1 - R**2.
         holdout_nrmse: the same on held-out rows, or leaving out one row at a time. If the final
-            choice on all rows changed the form, the larger of the errors of both forms.
+            choice on all rows changed the form, the larger of the errors before and after.
         n_held_out: number of held-out rows; 0: one row at a time was left out.
         bic: the information criterion, see `NPURegressor`.
         exact: whether the residuals are rounding errors: of y's dtype, and of the fit (1e-13 of
@@ -178,7 +179,7 @@ class Equation:
         scaled: coefficients for inputs and y divided by their scales ``[K]``, or ``[G, K]``.
         log_mean: logarithms of the scales of the inputs ``[n]``.
         scale: scale of y.
-        constraint: linear constraint of the exponents by the units.
+        constraint: the exponents that the units allow, ``offset + matrix @ free exponents``.
         noise: error model of y, see `EquationTable`.
         weighted_nrmse: root mean square of the residuals over the root mean square of y, with every
             row divided by the size of its errors.

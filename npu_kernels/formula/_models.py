@@ -24,7 +24,7 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
 
     Both are integers in float64. Of two equally near fractions, the result has the smaller
     denominator. inf and nan keep their value, over 1. Weights of at least 2^45 become the nearest
-    integer, because float64 does not distinguish fractions of that size.
+    integer, because float64 has few or no fractions of that size.
 
     Args:
         weights: floating-point tensor of any shape.

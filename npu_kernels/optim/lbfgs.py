@@ -105,13 +105,13 @@ def _cubic_minimum(t: Tensor, f: Tensor, slope: Tensor, low: Tensor, high: Tenso
 
 
 class LBFGS:
-    """K problems in progress: `lbfgs` in steps that can be interrupted, saved and continued.
+    """Minimises K problems as `lbfgs` does, in steps that can be interrupted, saved and continued.
 
     Args:
-        closure: takes points ``[A, N]`` and the indices of their problems ``[A]`` (int64,
-            ascending), and returns f ``[A]`` and the gradient ``[A, N]``; the solver copies both.
-            It is called under ``torch.no_grad``: if it uses autograd, it must enter
-            ``torch.enable_grad``.
+        closure: takes points ``[A, N]`` of A running problems and the indices of these problems
+            ``[A]`` (int64, ascending), and returns f ``[A]`` and the gradient ``[A, N]``; the
+            solver copies both. It is called under ``torch.no_grad``: if it uses autograd, it must
+            enter ``torch.enable_grad``.
         x0: initial points ``[K, N]``, float32 or float64, not changed.
         history_size: number of pairs (step, change of the gradient) that determine a direction.
         max_iterations: maximum number of iterations of one problem.

@@ -278,8 +278,8 @@ class SteppedSchedule:
 def project_(model: nn.Module, *, gates: bool = True, weight_bound: float | None = None) -> None:
     """Clamp the layers' parameters to their intervals, in place, after an optimizer's step.
 
-    The loss gives no gradient to a gate outside of [0, 1]. Projection after each step keeps the
-    gradient.
+    A gate outside of [0, 1] gets no gradient, unless `gate_gradient` is "straight_through".
+    Projection after each step keeps the gradient.
 
     Args:
         model: a module; all its layers of this package are projected.
