@@ -22,6 +22,7 @@ from npu_kernels._jobs import files
 Frame = Any  # of pandas
 
 NAMED_CELLS = 3  # in a message
+YEAR = "1[5-9][0-9]{2}|20[0-9]{2}"
 MIN_NAMES, MAX_CELLS = 3, 0.8  # that are numbers, in a header; of the cells below, decimals
 SAMPLE = 500  # lines by which the delimiter is chosen
 DELIMITERS = "\t", ";", ",", "|", "  ", " "  # the last two: two blanks or more, one or more
@@ -264,8 +265,8 @@ def _kinds_of_lines(
     if header == "auto" and has_text[begin] and has_number[begin]:
         got = f"got both in line {begin} (--header yes or --header no says what it is)"
         raise ValueError(f"{path} must begin with names or with numbers, {got}")
-    if header == "auto" and not has_text[begin] and _are_names(cells):
-        got = f"got integers above decimals in line {begin}"
+    if header == "auto" and not has_text[begin] and _are_names(cells.loc[:, is_numeric]):
+        got = f"got years or rising integers above other numbers in line {begin}"
         how = "--header yes or --header no says what they are"
         raise ValueError(f"{path} must begin with names or with numbers, {got} ({how})")
     is_header = bool(has_text[begin]) or not is_numeric.any()
@@ -273,11 +274,15 @@ def _kinds_of_lines(
 
 
 def _are_names(cells: Frame) -> bool:
-    """Whether the first line may have names that are numbers, such as wavelengths.
+    """Whether the first line may have names that are numbers, such as wavelengths or years.
 
-    They are integers that rise, at least three of them, above numbers with decimals.
+    They are integers that rise, at least three of them, above numbers with decimals; or at least
+    two years, where no other line has years alone. cells: of the columns of numbers.
     """
     first, below = cells.iloc[0], cells.iloc[1:]
+    are_years = cells.apply(lambda column: column.str.fullmatch(YEAR)).all(axis=1)
+    if len(first) > 1 and are_years.iloc[0] and not are_years.iloc[1:].any():
+        return True
     if len(first) < MIN_NAMES or not first.str.fullmatch(r"\d+").all():
         return False
     are_rising = first.astype(float).diff().iloc[1:].gt(0).all()

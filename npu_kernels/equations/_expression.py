@@ -33,7 +33,7 @@ Array = Any
 Operator = Callable[[Any, Any], Any]
 Dimension = dict[str, Fraction]  # the powers of base dimensions, none of them 0
 
-SIZE = "size"  # beside the base dimensions: the logarithm of a unit over the base unit
+SIZE = "size"  # like a base dimension: the logarithm of a unit over the base unit
 SAME_SIZE = 1e-6  # difference of these logarithms by rounding
 CONVERT = (
     "The numbers of the columns are used as they are: convert a column, or write the factor of a "

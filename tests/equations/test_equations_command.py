@@ -293,14 +293,19 @@ def test_a_column_of_numbers_without_a_name_is_no_index(separator, read, capsys)
 
 
 DECIMALS = "0.5,1.25,2.5\n1.5,2.25,4.5\n2.5,3.75,8.5\n"
+TWO_COLUMNS = "0.5,1.25\n1.5,2.25\n2.5,3.75\n"
 MONTHS = "".join(f"{month}.2020;{month}.5\n" for month in (1, 2, 11, 12))
 
 
 @pytest.mark.parametrize(("content", "message", "words", "numbers"), [
-    (f"400,500,600\n{DECIMALS}", "got integers above decimals in line 1 (--header yes or "
+    (f"400,500,600\n{DECIMALS}", "got years or rising integers above other numbers in line 1 (--header yes or "
      "--header no says what they are)", ["--header", "yes"], [0.5, 1.5, 2.5]),
-    (f"1,2,3\n{DECIMALS}", "got integers above decimals in line 1", ["--header", "no"],
+    (f"1,2,3\n{DECIMALS}", "got years or rising integers above other numbers in line 1", ["--header", "no"],
      [1, 0.5, 1.5, 2.5]),
+    (f"1990,2000\n{TWO_COLUMNS}", "got years or rising integers above other numbers in line 1",
+     ["--header", "yes"], [0.5, 1.5, 2.5]),
+    ("city,1990,2000\na,310,420\nb,25,34\nc,7,9\n", "got years or rising integers above",
+     ["--header", "yes", "--target", "2000"], [310, 25, 7]),
     ("g;y\n99,1;1\n50.234;2\n53,2;3\n", "got '50.234' in line 3 and '99,1' (--decimal , reads it "
      "as thousands)", ["--decimal", ","], [99.1, 50234, 53.2]),
     ("g;y\n9.123;1\n5,234;2\n53,2;3\n", "got '9.123' in line 2 and '5,234'", ["--decimal", ","],

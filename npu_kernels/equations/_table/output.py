@@ -583,8 +583,8 @@ def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
     if len(rows.exponents.free) < rows.exponents.inputs:
         return []
     shares, used = widths(X), (equation.exponents != 0).any(0)
-    terms = equation.scale * float(np.abs(equation.scaled).max())  # their size
-    lost = max(EXACT_ERROR, FLOAT64_ROUNDING * terms / (rows.y.std() or math.inf))
+    deviation, terms = (rows.y / equation.scale).std(), float(np.abs(equation.scaled).max())
+    lost = max(EXACT_ERROR, FLOAT64_ROUNDING * terms / (deviation or math.inf))
     limit = math.sqrt(lost) if equation.exact else NARROW
     return [
         f"The values of {name} differ by {shares[i]:.2g} of their size: every power of them is "
