@@ -179,7 +179,7 @@ class Equation:
         scaled: coefficients for inputs and y divided by their scales ``[K]``, or ``[G, K]``.
         log_mean: logarithms of the scales of the inputs ``[n]``.
         scale: scale of y.
-        constraint: the exponents that the units allow, ``offset + matrix @ free exponents``.
+        constraint: the exponents that the units allow, ``p * offset + matrix @ u`` for any u.
         noise: error model of y, see `EquationTable`.
         weighted_nrmse: root mean square of the residuals over the root mean square of y, with every
             row divided by the size of its errors.

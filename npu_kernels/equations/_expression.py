@@ -80,7 +80,7 @@ def _number(node: ast.expr) -> float:
     return float(_value(node, (), math, float))
 
 
-def are_equal(first: Dimension, second: Dimension) -> bool:
+def equal_dimensions(first: Dimension, second: Dimension) -> bool:
     """Return whether two dimensions are equal; sizes of units are equal up to rounding."""
     return all(abs(float(first.get(b, 0) - second.get(b, 0))) < SAME_SIZE for b in first | second)
 
@@ -203,7 +203,7 @@ class Expression:
                 power = Fraction(_number(node.right)).limit_denominator(MAX_DENOMINATOR)
                 return scaled(first, power)
             if isinstance(node.op, (ast.Add, ast.Sub)):
-                if first is not None and second is not None and not are_equal(first, second):
+                if first is not None and second is not None and not equal_dimensions(first, second):
                     self._refuse_dimensions()
                 return second if first is None else first
             if first is None or second is None:

@@ -109,8 +109,8 @@ def fit(
         stoichiometry: a matrix N ``[D, R]`` with ``u' = N r``. Its columns are reactions: each
             changes several states at one rate. The R rates r are sums of the products.
         conserved: weights ``[m, D]`` of m sums of states that are constant in time: ``[[1, 1, 1]]``
-            for ``S + I + R``. Each term is then a flow: it leaves one state and enters another with
-            the same rate, so that the sums stay constant.
+            for ``S + I + R``. Each term is then a flow: it leaves one state and enters
+            another, at rates that keep the sums constant.
         signs: signs of the coefficients; with stoichiometry or conserved, of the coefficients of
             the rates. "any" and "nonnegative" are possible for each `init`. "model", only with
             ``init="model"``: each coefficient keeps its sign in the model, which must be the same

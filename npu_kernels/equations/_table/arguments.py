@@ -28,9 +28,9 @@ from npu_kernels.equations._expression import (
     Expression,
     Functions,
     OutputFunction,
-    are_equal,
     check_functions,
     check_output_functions,
+    equal_dimensions,
     functions_of,
     output_functions_of,
 )
@@ -576,7 +576,7 @@ def _check_part(
     dimension = part.dimension(with_sizes(part.names, units[: len(part.names)], "X_units"))
     (of_y,) = with_sizes([output], [y_units], "y_units")
     of_powers = [{base: Fraction(p) * power for base, power in of_y.items()} for p in powers]
-    if dimension is None or any(are_equal(dimension, of_power) for of_power in of_powers):
+    if dimension is None or any(equal_dimensions(dimension, of_power) for of_power in of_powers):
         return
     needed = of_powers[0]
     times = math.exp(dimension.get(SIZE, 0) - needed.get(SIZE, 0))

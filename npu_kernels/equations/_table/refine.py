@@ -400,8 +400,9 @@ def pattern_of(problem: Data, candidate: Sum, X: Array) -> float:
     with np.errstate(all="ignore"):  # what is not finite tells nothing
         _, residuals, P = problem.predict(candidate.u, candidate.parity, candidate.c)
         J = jacobian(problem, candidate, P)
-        if not (np.abs(residuals) > rounding(problem, candidate, P)).any():  # large terms cancel
-            return 0.0
+        lost = rounding(problem, candidate, slice(None), J)
+    if not (np.abs(residuals) > lost).any():  # large terms cancel
+        return 0.0
     return pattern(X, residuals, J)
 
 
@@ -604,18 +605,17 @@ def are_rounding(
     sizes = 1.0 if problem.factor else np.abs(problem.target)
     limit = LARGEST_ROUNDING * EXACT_ERROR * math.sqrt(problem.size / problem.rows)
     limit = limit + problem.digits * problem.weight * sizes
-    return bool((np.abs(r) <= limit + rounding(problem, candidate, P, root)).all())
+    return all(
+        bool((np.abs(r[rows]) <= limit[rows] + rounding(problem, candidate, rows, J)).all())
+        for rows, J in derivatives(problem, candidate, P, root)
+    )
 
 
-def rounding(
-    problem: Data, candidate: Sum, P: Array | None = None, root: Array | None = None
-) -> Array:
-    """Return what float64 rounds of the weighted terms in each row ``[N]``."""
-    sizes = np.empty(problem.rows)
-    for rows, J in derivatives(problem, candidate, P, root):
-        group = None if problem.group is None else problem.group[rows]
-        terms = J[:, : len(candidate.c)] * of_rows(candidate.c, group)
-        sizes[rows] = FLOAT64_ROUNDING * np.abs(terms).sum(1)
+def rounding(problem: Data, candidate: Sum, rows: slice, J: Array) -> Array:
+    """Return what float64 rounds of the weighted terms in some rows. J: their `jacobian`."""
+    group = None if problem.group is None else problem.group[rows]
+    terms = np.abs(J[:, : len(candidate.c)] * of_rows(candidate.c, group))
+    sizes: Array = FLOAT64_ROUNDING * terms.sum(1)
     return sizes
 
 
