@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer that learns products and powers, fused for PyTorch; equations of data.
+"""Neural Power Unit: layers that learn products and powers, fused for PyTorch. Equations from data.
 
     >>> import torch
     >>> from npu_kernels import NAU, NPU

@@ -193,7 +193,7 @@ def nmru(
     every output and gradient that uses it is infinite or nan, as in the formula. With "separate"
     the derivative of ``|x'|`` is 0 at 0.
 
-    Raises ValueError for an eps that is neither 0 nor finite and positive, and for another `sign`.
+    Raises ValueError for an eps that is neither 0 nor finite and positive, and for other `sign`.
 
     Source: Mistry, Farrahi, Hare, "Exploring the Learning Mechanisms of Neural Division Modules",
     TMLR 2022, and its code.
@@ -304,7 +304,7 @@ def inalu(
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
         weight_add, mask_add, weight_mul, mask_mul, gate_weight: ``[O, I]`` or ``[K, O, I]``.
         eps: the smallest ``|x|`` in the logarithm.
-        omega: the largest exponent.
+        omega: largest argument of exp.
 
     Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, without the ``[B, O,
     I]`` factors of its sign product.

@@ -40,8 +40,8 @@ MIN_COUNTS = 4  # numbers of rows that a layer was measured with, to be in that 
 PAGE_HEAD = "---\norphan: true\n---\n\n# Throughput\n\n"  # the page is in no menu
 READING = (
     "A column is another program's time divided by ours: above 1 npu_kernels is faster, and where "
-    "it is **slower** the number is bold. `nn.Linear` computes another function. The performance "
-    "page says [how a row is measured](../performance.md#how-a-row-is-measured)."
+    "it is **slower** the number is bold. `nn.Linear` computes a different function. The "
+    "performance page says [how a row is measured](../performance.md#how-a-row-is-measured)."
 )
 COLUMNS = {
     "eager": "eager",

@@ -150,8 +150,9 @@ class Equation:
     `n_terms` is K, the number of terms. The x_i are the inputs and their `functions`. With a
     `target_transform`, this function of y is on the left-hand side. If `n_denominator_terms` is
     greater than 0, the equation is a ratio: its denominator is 1 plus the last
-    `n_denominator_terms` terms. The text is first divided by every power that all
-    terms of the denominator share.
+    `n_denominator_terms` terms. In the text and in the names of the intervals, numerator and
+    denominator are divided by the powers that all terms of the denominator share. So the printed
+    exponents of a ratio may differ from `exponents`.
 
     Attributes:
         names: names of the n x_i: the inputs, and functions such as "sin(angle)".
@@ -163,20 +164,23 @@ class Equation:
         exponents: the exponents ``[K, n]``.
         exponents_stderr: their standard errors ``[K, n]``; 0 for simple fractions.
         free: which exponents are not simple fractions ``[K, n]``.
-        freed: estimates and standard errors ``[2, K, n]`` of rounded exponents when freed, one at a
-            time; nan for other exponents.
+        freed: estimate and standard error ``[2, K, n]`` of each rounded exponent if it alone is
+            estimated, while the other rounded exponents keep their fractions; nan for other
+            exponents.
         nonnegative: which inputs are never negative ``[n]``.
         nrmse: root mean square of the residuals of all rows over the standard deviation of y, the
             square root of 1 - R**2.
-        holdout_nrmse: the same on held-out rows, or leaving out one row at a time. If the final
-            choice on all rows changed the form, the larger of the errors before and after.
+        holdout_nrmse: the same on held-out rows, or leaving out one row at a time. If the form
+            changed when the equation was chosen again on all rows: the larger of the errors of both
+            forms.
         n_held_out: number of held-out rows; 0: one row at a time was left out.
         bic: the information criterion, see `NPURegressor`.
-        exact: whether the residuals are rounding errors: of y's dtype, and of the fit (1e-13 of
-            y's standard deviation, and more where terms cancel). False if there are as many
-            parameters as different rows.
+        exact: whether the residuals are no larger than rounding errors: of y's dtype, and of the
+            fit (1e-13 of y's standard deviation, and more where terms cancel). False if there are
+            as many parameters as different rows.
         df_resid: number of rows minus number of parameters.
-        scaled: coefficients for inputs and y divided by their scales ``[K]``, or ``[G, K]``.
+        scaled: coefficients of the equation in which each input and y is divided by its scale,
+            ``[K]`` or ``[G, K]``.
         log_mean: logarithms of the scales of the inputs ``[n]``.
         scale: scale of y.
         constraint: the exponents that the units allow, ``p * offset + matrix @ u`` for any u.
@@ -572,7 +576,7 @@ class Equation:
         distribution if the errors of y are known. They end at known bounds (`required_terms`,
         `signs`, `exponents`), and do not include the uncertainty about the form. The coefficient of
         a term with free exponents is the term's value at inputs of 1, which may be far from the
-        data: its interval is computed for the logarithm, so it has one sign.
+        data. Its interval is therefore computed for the logarithm, so both ends have the same sign.
         """
         from scipy import stats
 
@@ -610,10 +614,7 @@ class Equation:
         return name
 
     def rounded_exponents(self) -> list[str]:
-        """Return each rounded exponent as text, with its estimate as a free number.
-
-        The other rounded exponents are held.
-        """
+        """Return each rounded exponent as text, with its estimate if it is free (see `freed`)."""
         results = []
         for k, i in np.argwhere(~np.isnan(self.freed[0])).tolist():
             fraction = exponent_text(self.exponents[k, i]).strip("()")

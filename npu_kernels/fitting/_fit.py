@@ -95,10 +95,10 @@ def fit(
 
     Scales: y may have any scale from 1e-30 to 1e30 if the last layer is an ``NAU(clip=False)``.
     x may have any such scale if the first layer is an ``NAU(clip=False)``, or a `RealNPU` followed
-    by an ``NAU(clip=False)``. If a model ends with an NPU, RealNPU or NaiveNPU of one output, an
-    ``NAU(clip=False)`` is appended for the coefficient, and removed if the coefficient is 1. A
-    first `NPU` or `NaiveNPU`, and layers with clipped weights, need data of a magnitude near 1.
-    Coefficients are rounded only if the data have no noise.
+    by an ``NAU(clip=False)``. If the last layer of a model is an NPU, RealNPU or NaiveNPU with one
+    output, `fit` also estimates a factor of this output, and appends an ``NAU(1, 1, clip=False)``
+    with this factor unless it is 1. A first `NPU` or `NaiveNPU`, and layers with clipped weights,
+    need data of a magnitude near 1. Coefficients are rounded only if the data have no noise.
 
     Negative inputs: if the first layer is a `RealNPU` or `NPU` and no exact equation was found, a
     second fit has ``|x|`` and the signs of x as separate inputs, which avoids the barrier. Its

@@ -32,12 +32,12 @@ class Recipe:
             falls along a cosine.
         wide: weights of NPU, RealNPU and NaiveNPU are initialised in U(-w, w), ``w = wide * sqrt(2
             / inputs)`` but at most wide; initialisation s uses ``wide[s % len(wide)]``.
-        hidden: how many inputs an NPU or RealNPU after other layers has at first (0: all);
-            initialisation s uses ``hidden[s % len(hidden)]``. The other inputs begin with gate and
-            weight 0: a product of a hundred random powers does not train.
-        gates: initial values of the gates, one for each initialisation, as for `wide`.
-        imaginary: imaginary weights are initialised in U(-v, v), one v for each initialisation, as
-            for `wide`.
+        hidden: number of inputs with which an NPU or RealNPU that is not the first layer begins (0:
+            all); initialisation s uses ``hidden[s % len(hidden)]``. The other inputs begin with
+            gate and weight 0, because a product of a hundred random powers does not train.
+        gates: initial values of the gates; initialisation s uses ``gates[s % len(gates)]``.
+        imaginary: imaginary weights are initialised in U(-v, v); initialisation s uses ``v =
+            imaginary[s % len(imaginary)]``.
         weight_bound: weights of NPU, RealNPU and NaiveNPU are clamped to [-weight_bound,
             weight_bound]; gates, and weights of NAU, NMU and NMRU, to the intervals of their
             layers.
@@ -51,9 +51,10 @@ class Recipe:
         denominators: weights are rounded to fractions with denominators up to each of these
             numbers.
         slack: a simpler candidate is selected if its held-out error is at most ``1 + slack`` times
-            the smallest. With noise, the error may be larger by two standard errors of the
-            difference over the held-out rows, or up to 1.5 times the smallest if the Bayesian
-            information criterion of the training rows prefers the candidate.
+            the smallest. With noise, a simpler candidate is also selected if its held-out error
+            exceeds the smallest by at most two standard errors of the difference, or if it is at
+            most 1.5 times the smallest and the Bayesian information criterion of the training rows
+            prefers the candidate.
         loss: "relative": squares of ``(y - target) / sqrt(target^2 + median(|target|)^2)``;
             "squared": squares of ``(y - target) / rms(target)``; separately for each output.
         holdout: share of the rows that is held out for model selection, at most 8,192 rows.
@@ -204,8 +205,9 @@ class FitResult:
     """The best model, and how it was found.
 
     Attributes:
-        model: the model, without a model dimension. A last NPU, RealNPU or NaiveNPU of one output
-            is followed by ``NAU(1, 1, clip=False)`` if the coefficient is not 1.
+        model: the model, without a model dimension. If the last layer is an NPU, RealNPU or
+            NaiveNPU with one output, `fit` also estimates a factor of this output, and appends
+            ``NAU(1, 1, clip=False)`` with this factor unless it is 1.
         loss: held-out error in the dtype of the model, as defined by `Recipe.loss`.
         init_losses: the last error of each initialisation ``[initialisations]``, after the last
             stage of Adam (`Recipe.rungs`) in which it took part.

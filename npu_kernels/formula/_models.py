@@ -30,7 +30,8 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
         weights: floating-point tensor of any shape.
         max_denominator: maximum denominator, from 1 (integers) to 1000.
 
-    Raises TypeError unless weights is a floating-point tensor, ValueError for another denominator.
+    Raises TypeError unless weights is a floating-point tensor, ValueError for an invalid
+    max_denominator.
 
         >>> import torch
         >>> from npu_kernels.formula import as_fraction
@@ -60,7 +61,7 @@ def nearest_fraction(weights: Tensor, max_denominator: int = 12) -> Tensor:
         max_denominator: maximum denominator, from 1 to 1000.
 
     Returns a tensor of the same shape, dtype and device. Raises TypeError unless weights is a
-    floating-point tensor, ValueError for another denominator.
+    floating-point tensor, ValueError for an invalid denominator.
 
         >>> import torch
         >>> from npu_kernels.formula import nearest_fraction

@@ -181,10 +181,10 @@ def extract(
         model_index: index of the model if the layers have `num_models`.
         eps: True keeps the eps of the layers: the expressions equal the model up to rounding at
             every input, also at 0. Exception: where ``cos(pi / 2)`` is an input of another power
-            layer (NPU, RealNPU or NaiveNPU), the formula contains an exact 0, but the model the
-            rounding error of the cosine. False leaves eps out of ``|x| + eps``, so that powers are
-            written as powers. `Formula.note` describes the difference, which matters for inputs not
-            much larger than eps.
+            layer (NPU, RealNPU or NaiveNPU), the formula contains an exact 0, while the model
+            computes the rounding error of the cosine. False leaves eps out of ``|x| + eps``, so
+            that powers are written as powers. `Formula.note` describes the difference, which
+            matters for inputs not much larger than eps.
         nonnegative: inputs that are never negative, by name, or True for all. Their ``|x|`` is
             written as x, without ``[x < 0]`` (1 if x < 0, else 0). Or data ``[N, I]``, a tensor,
             array or DataFrame: inputs without negative values in it are nonnegative.

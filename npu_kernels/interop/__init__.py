@@ -18,7 +18,7 @@ gate       ``g, G, gate``; without it a NaiveNPU
 `swap` calls the forward of such a layer with random weights, with gates also outside of [0, 1], and
 inputs of both signs, in float64 if the layer can compute in it. So it finds out whether the weights
 are ``[O, I]`` or ``[I, O]``, and whether the layer computes the same function. A layer that clips
-its weights, inputs or results within its forward computes another function. The layer adds its
+its weights, inputs or results within its forward computes a different function. The layer adds its
 attribute ``eps`` or ``epsilon`` to ``|x|``, or else the argument `eps`; its forward at ``x = 0``
 must agree. The new layers compute float16 and bfloat16 in float32.
 
@@ -416,7 +416,7 @@ def swap(
             hooks or is shared with other modules, `swap` raises an error unless `allow` has its
             name.
         inplace: False changes a copy and leaves the model as it is. True changes the model itself:
-            each layer remains the same object and gets another class.
+            each layer remains the same object and gets a different class.
 
     Returns:
         The copy, or with `inplace` the model. The copy is deep: it shares no tensor with the model,
@@ -428,11 +428,11 @@ def swap(
             original model, or in place the replaced weights ``[I, O]``.
 
     Raises:
-        ValueError: before anything is changed: the model has no layer that is recognised and
-            none of this package; a layer has the parameter names but computes another function, or
-            adds another eps; a layer was compiled on its own (``layer.compile()``), or its forward
-            was replaced on the instance; a third-party layer has hooks of the module, is sharded,
-            or would lose something that `allow` does not name, such as hooks of a weight
+        ValueError: before anything is changed: the model has no layer that is recognised and none
+            of this package; a layer has the parameter names but computes a different function, or
+            adds a different eps; a layer was compiled on its own (``layer.compile()``), or its
+            forward was replaced on the instance; a third-party layer has hooks of the module, is
+            sharded, or would lose something that `allow` does not name, such as hooks of a weight
             ``[I, O]``.
         RuntimeError: the model cannot be copied.
 

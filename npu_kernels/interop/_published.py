@@ -87,7 +87,7 @@ class Trial:
                     return transposed
                 reasons[transposed] = reason
         orders = (f"with weights {'[I, O]' if t else '[O, I]'} {r}" for t, r in reasons.items())
-        raise ValueError(f"computes another function: {'; '.join(orders)}")
+        raise ValueError(f"computes a different function: {'; '.join(orders)}")
 
     def check_eps(self, transposed: bool, said: str) -> None:
         """Raise ValueError where the module adds another number to ``|x|``.

@@ -131,9 +131,10 @@ class LayerParallel(ParallelStyle):
             the layer computes it.
         use_local_output: return a plain tensor, the part of this rank.
 
-    Inputs are never sharded, because the exponential follows the sum over them. An x with another
-    placement is redistributed. Raises ValueError for another `over`, and for "models" with a layer
-    without num_models; TypeError for a module that is not a layer of this package.
+    Inputs are never sharded, because a layer sums over all of them before it computes the
+    exponential. An x with a different placement is redistributed. Raises ValueError for any other
+    `over`, and for "models" with a layer without num_models; TypeError for a module that is not a
+    layer of this package.
     """
 
     def __init__(

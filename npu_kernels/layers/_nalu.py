@@ -154,7 +154,7 @@ class iNALU(BaseLayer):
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
         eps: the smallest ``|x|`` in the logarithm, 1e-7 as published.
-        omega: the largest exponent, 20 as published.
+        omega: largest argument of exp, 20 as published.
 
     Parameters: ``weight_add, mask_add, weight_mul, mask_mul, gate_weight [O, I]``, Glorot uniform.
 

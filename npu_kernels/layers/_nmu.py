@@ -70,11 +70,12 @@ class NMRU(BaseLayer):
         out_features: number of outputs O.
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        clip: clip the weight to [0, 1]. False: use the weight as it is; clamp it in training, by
-            `training.project_` after each step.
+        clip: True: the forward clips the weight to [0, 1]. False: it uses the weight as it is; then
+            clamp the weight to [0, 1] after each training step, by `training.project_` with any
+            `weight_bound`.
         sign: how the sign of y is computed: "product" of the signs of the factors, or "separate",
-            by a cosine as in the RealNPU. The authors' code calls "product" NMRU, but their
-            published results of the NMRU are those of "separate".
+            by a cosine as in the RealNPU. In the authors' code the class NMRU is "product", but
+            they computed the published results with "separate".
         eps: added to x in the reciprocals in training mode; float32's machine epsilon for every
             dtype, as published. In evaluation mode (``eval()``) reciprocals are ``1 / x``.
 

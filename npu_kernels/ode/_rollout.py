@@ -134,7 +134,7 @@ def rollout(
     return_statistics: bool = False,
     inputs: Inputs | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Return the trajectory of ``u' = model(u)`` at times 0, dt, ..., steps dt, or at times t.
+    """Return the trajectory of ``u' = model(u)`` at ``0, dt, ..., steps * dt`` or at times t.
 
     Args:
         model: an ``nn.Sequential`` of NPU, RealNPU or NaiveNPU (D to h) and NAU (h to D), with or
@@ -189,12 +189,14 @@ def rollout(
 
     Returns:
         The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t; K and B only if
-        there are models and a batch. With
-        `return_derivatives`, `return_error` or both, or with `return_statistics`, a tuple of the
-        trajectory and these results, in that order.
+        there are models and a batch. With `return_derivatives`, `return_error` or both, or with
+        `return_statistics`, a tuple of the trajectory and these results, in that order.
 
     Raises:
         TypeError: the model is not of this kind; torchdiffeq's odeint takes any model.
+        ValueError: an argument is invalid.
+        NonFiniteError, StepSizeError, InaccurateError: the trajectory is not finite, needs more
+            than max_steps, or is inaccurate.
 
     With an adaptive method every trajectory has its own steps, chosen by a PI controller (Hairer).
     Between steps the result is the interpolant of the method, of order 4. A trajectory for which an
@@ -202,19 +204,19 @@ def rollout(
     suffice; "auto" computes it again with "kvaerno5".
 
     Gradients with respect to u0 and all parameters are exact for these steps (the discrete
-    adjoint). Where a state or an input is 0, they are the derivative from the right; for integer
-    exponents this is the derivative. The sizes of adaptive steps count as constants. The gradient
-    of a time is the derivative of the state at that time; the gradient of the first time is minus
-    the sum of the other times' gradients. Higher derivatives are computed by the eager loop. With
-    implicit steps only the first and the second derivative are correct, to the accuracy to which
-    the stages are solved, a small share of the tolerance.
+    adjoint). Where a state or an input is 0, they are derivatives from the right, which for integer
+    exponents equal the ordinary derivatives. The sizes of adaptive steps count as constants. The
+    gradient of a time is the derivative of the state at that time; the gradient of the first time
+    is minus the sum of the other times' gradients. Higher derivatives are computed by the eager
+    loop. With implicit steps only the first and the second derivative are correct, to the accuracy
+    to which the stages are solved, a small share of the tolerance.
 
     The fused loop: on the CPU the loop and its adjoint are one call each. For fixed steps on a GPU
-        they are one launch each, and one more for sums of partial gradients, if D h is at most 1024
-        (512 in float64), each rounded up to a power of two. The eager loop, in which every step
-        calls the layers, is used for larger models, for adaptive steps
-    on a GPU, on other devices, under `torch.func` transforms and in forward-mode differentiation.
-    Adaptive methods do not run under `torch.func.vmap`.
+    they are one launch each, and one more for sums of partial gradients, if D h, with D and h
+    rounded up to powers of two, is at most 1024 (512 in float64). The eager loop, in which every
+    step calls the layers, is used for larger models, for adaptive steps on a GPU, on other devices,
+    under `torch.func` transforms and in forward-mode differentiation. Adaptive methods do not run
+    under `torch.func.vmap`.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode

@@ -127,7 +127,7 @@ class LBFGS:
             a fixed shape.
 
     Raises ValueError for an x0 that is not ``[K, N]``, for counts below 1, tolerances below 0 and
-    wrong shapes from the closure; TypeError for another dtype.
+    wrong shapes from the closure; TypeError for a different dtype.
     """
 
     _STATE = (
@@ -210,7 +210,7 @@ class LBFGS:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of problems of the same sizes.
 
-        ValueError for another state, which changes nothing.
+        ValueError for a different state, which changes nothing.
         """
         tensors = {name: getattr(self, name) for name in self._STATE}
         try:

@@ -254,7 +254,7 @@ class SteppedSchedule:
         return {"beta": self.beta, "iteration": self.iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`; raise ValueError for another dictionary."""
+        """Continue from a `state_dict`; raise ValueError for a different dictionary."""
         if not isinstance(state, dict) or not {"beta", "iteration"} <= state.keys():
             raise ValueError(f"SteppedSchedule: state must be one of state_dict(), got {state!r}")
         check_whole("SteppedSchedule", "iteration", state["iteration"], 0)
@@ -279,7 +279,7 @@ def project_(model: nn.Module, *, gates: bool = True, weight_bound: float | None
     """Clamp the layers' parameters to their intervals, in place, after an optimizer's step.
 
     A gate outside of [0, 1] gets no gradient, unless `gate_gradient` is "straight_through".
-    Projection after each step keeps the gradient.
+    Projection after each step keeps the gates where they have a gradient.
 
     Args:
         model: a module; all its layers of this package are projected.

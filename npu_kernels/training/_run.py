@@ -239,12 +239,12 @@ def run(
     Returns:
         A `TrainingResult`. Ctrl-C ends the run after the steps that are under way, saves it if
         there is a checkpoint, and returns the steps so far with `complete` False; a second Ctrl-C
-        raises KeyboardInterrupt. Afterwards gradients (``.grad``) are either None or the gradients
-        of the last step.
+        raises KeyboardInterrupt. Do not rely on the gradients (``.grad``) afterwards: they are None
+        or the gradients of the last step, depending on how the steps ran.
 
     Raises:
         TypeError, ValueError: an argument is invalid; ValueError: the checkpoint is damaged or
-            belongs to another run.
+            belongs to a different run.
         OSError: the checkpoint cannot be written.
 
     Source of penalties and schedule: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020.

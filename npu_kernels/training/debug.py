@@ -134,7 +134,7 @@ def detect_nonfinite(model: nn.Module, action: str = "raise") -> Iterator[list[N
     It is a context manager. Within the block the outputs of the layers, and the gradients with
     respect to these outputs, are checked. action: "raise" a `NonFiniteError` at the first such
     value, "warn" of each, or "record" each. Yields the list of `NonFinite` records, at most one for
-    each layer, direction and call. Raises ValueError for another action.
+    each layer, direction and call. Raises ValueError for any other action.
 
         >>> import torch
         >>> from npu_kernels import RealNPU, debug

@@ -161,7 +161,7 @@ def test_what_is_not_swapped() -> None:
     other = PyTorchPublished(3, 3)
     other.g = nn.Parameter(torch.rand(3, 3))  # a gate per weight
     with pytest.raises(
-        ValueError, match=r"another function: .* g must have shape \(3,\), got \(3,"
+        ValueError, match=r"a different function: .* g must have shape \(3,\), got \(3,"
     ):
         interop.swap(nn.Sequential(JuliaPublished(3, 3), other))
     hooked = JuliaPublished(3, 3)
@@ -260,7 +260,9 @@ def test_another_function_is_refused(change: Callable[[Any, Tensor], Any], input
 
     names = ("W_real", "W_im")
     model = nn.Sequential(NPU(2, inputs), Other(inputs, 3, names, False))
-    message = r"^swap: Other '1' .*\(W_real, W_im\) but computes another function: with weights \[O"
+    message = (
+        r"^swap: Other '1' .*\(W_real, W_im\) but computes a different function: with weights \[O"
+    )
     with pytest.raises(ValueError, match=message):
         interop.swap(model, allow=PRIVATE)
 
@@ -313,7 +315,7 @@ def test_a_layer_with_one_other_step_is_refused(wrong: str, imaginary: bool) -> 
             right = Altered(inputs, outputs, imaginary, {}).to(dtype)
             assert interop.swap(right, allow=["steps"]).out_features == outputs
             other = Altered(inputs, outputs, imaginary, WRONG_STEPS[wrong]).to(dtype)
-            with pytest.raises(ValueError, match="computes another function"):
+            with pytest.raises(ValueError, match="computes a different function"):
                 interop.swap(other, allow=["steps"])
 
 

@@ -36,8 +36,8 @@ TARGETS = ("sm_90",) if os.environ.get("AOT_QUICK") == "1" else ALL
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_budgets(target: str, tmp_path: Path) -> None:
-    """Every kernel for sm_90, those with the most products and registers for the other targets; all
-    calls are launched.
+    """Every kernel for sm_90, those with the most products and registers for the other targets with
+    tables and for sm_120, the smallest for other chips; all calls are launched.
 
     ``python -m tools.aot`` compiles all for all, as `make resources` does. With ``AOT_QUICK=1``
     there is sm_90 alone.
@@ -73,7 +73,12 @@ def test_budgets(target: str, tmp_path: Path) -> None:
     kernels |= {"npu_large_forward", "npu_large_backward_x", "npu_large_backward_w", "npu_repair_x"}
     compiled = {row["kernel"] for row in rows}
     few = {"npu_forward", "npu_backward_w"}
-    few |= {"nalu_backward_w"} if target in aot.TARGETS else {"npu_large_backward_w"}
+    if target in cases.QUICK:
+        few |= {"npu_large_backward_w"}
+    elif target in aot.TABLES_OF:
+        few = {"npu_small_forward", "npu_small_backward"}
+    else:
+        few |= {"nalu_backward_w"}
     assert compiled == kernels if target == "sm_90" else few <= compiled
 
 

@@ -100,8 +100,8 @@ def fit(
         simplify: remove terms and exponents that the data do not need, and round exponents to
             fractions, by the BIC. False: estimate all parameters.
         max_denominator: maximum denominator of these fractions, at most 64.
-        exponents: bounds ``(low, high)`` of exponents, each a number, or one for each state and,
-            after the states, each input; None: -6 to 6.
+        exponents: bounds ``(low, high)`` of exponents, each a number, or a list of one number for
+            each state, followed by one for each input; None: -6 to 6.
         integer_exponents: True for integer exponents only, or the names of the states and inputs
             with integer exponents.
         required_terms: products that the equations have, as exponents ``[n, D]``, with inputs

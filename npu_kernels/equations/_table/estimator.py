@@ -278,8 +278,8 @@ class Results:
         """Return bootstrap confidence intervals of the best equation, with its form fixed.
 
         The rows are resampled with replacement, within each group if there are groups. The rows are
-        assumed independent. The intervals also hold if the size of the errors depends on the row in
-        any other way than the error models assume.
+        assumed independent. The intervals also hold if none of the error models (`noise`) is right,
+        for example if the size of the errors depends on an input.
 
         Args:
             X, y, sample_weight, groups: the data of `fit`, in any order; outliers that `fit`
@@ -330,8 +330,8 @@ class Results:
             X, y, sample_weight, groups: as in `fit`. All rows are used: outliers are not searched
                 for. The groups may differ from the groups of `fit`. If `noise` is an array, first
                 replace it by the errors of these rows (`set_params`). If the equation is for a
-                power of y other than 1 and -1, y whose sign differs from the sign of the mean are
-                treated as measurement errors, however large.
+                power of y other than 1 and -1, rows in which y and the mean of y have different
+                signs are kept; the sign is taken for a measurement error, even if y is large.
 
         `equations_` of the new estimator contains only this equation. Doubts about the new fit are
         in `equations_.notes`, and raised as warnings. Raises ValueError if the equation has no
@@ -444,10 +444,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     term: ``N log(PRESS / N) + K log N + 2 DL``. PRESS is the sum of squared leave-one-out errors
     (Allen 1974). If `noise` is known, the first part is ``PRESS / noise**2``. K is the number of
     coefficients. DL is the description length of the exponents in nats, which is shorter for fewer
-    and simpler exponents. A power or function of y adds ``log N + 6``: one coefficient, and twice 3
-    nats of description. A ratio adds the same if its numerator has one term, else twice as much.
-    With few rows a correction is added. Exponents are rounded to simple fractions if that lowers
-    the BIC.
+    and simpler exponents. A power or function of y counts as one more coefficient and 3 more nats
+    of DL, so it adds ``log N + 6``. A ratio adds the same if its numerator has one term, else twice
+    as much. With few rows a correction is added. Exponents are rounded to simple fractions if that
+    lowers the BIC.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
@@ -460,8 +460,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             with another term. Powers other than 1 and -1 are tried only if y, apart from noise,
             does not change sign.
         exponents: "rational" (free if no fraction fits), "integer" or "real"; or bounds ``(low,
-            high)``, each a number or one for each column: exponents are then fractions between
-            them, and no ratios are tried.
+            high)``, each a number or one for each column: then as "rational", with all exponents
+            within the bounds, and no ratios are tried.
         max_denominator: maximum denominator of the fractions, at most 64.
         X_units: units of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names;
             needs pint. A dimensionless column has "" or "-". With y_units, coefficients are
@@ -476,9 +476,9 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             with a missing-value code (such as -999) or with saturated y (many rows with exactly the
             largest or smallest y) are removed without that limit. Removed rows are reported.
             "squared": least squares; all rows are kept, and outliers are reported. "huber",
-            "soft_l1": robust losses; all rows are kept, and only codes and saturated y are
-            reported. With max_terms=None, "auto" is "squared", and only codes and saturated y are
-            reported.
+            "soft_l1": robust losses; all rows are kept, and only missing-value codes and saturated
+            y are reported. With max_terms=None, "auto" is "squared", and only missing-value codes
+            and saturated y are reported.
         noise: error model of y. "additive": equal for all rows, of unknown size. "proportional":
             proportional to y. "multiplicative": y is the equation times a factor whose logarithm is
             normal; y then has one sign, and predictions are medians. None: the likeliest of the
@@ -502,16 +502,16 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             has them. A ratio is chosen if its BIC is the lowest.
         known_part: known additive part of the equation, as text: an expression of columns and
             numbers, such as ``"v*t - 9.81*t**2/2"``, with sin, cos, tan, exp, log and sqrt.
-            ``y**p`` is this part plus the sum or ratio that is found; p is 1 unless `target_powers`
-            is given. With units the part must have the unit of y. Columns are not converted. An
-            integer (2) has no unit; a constant with a decimal point (2.0) may have any unit that
-            makes the part fit.
+            ``y**p`` is this part plus the sum or ratio that is found; p is 1 if `target_powers` is
+            "auto". With units the part must have the unit of y. Units of columns are not converted:
+            a column in cm does not fit a y in m. An integer (2) has no unit; a constant with a
+            decimal point (2.0) may have any unit that makes the part fit.
         required_terms: products that the sum must have, as text or as the exponents of all columns:
             ``["x0*x1**2", "1"]``. The search may add other products whose exponents differ from the
             exponents of the required products by more than 0.1. A dict has bounds of the
             coefficients, ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``, where None is no bound.
-            The bound 0 excludes a term: ``{"1": 0}``. p is then 1 as with `known_part`, and no
-            ratios are tried.
+            The bound 0 excludes a term: ``{"1": 0}``. As with `known_part`, p is 1 if
+            `target_powers` is "auto". No ratios are tried.
         signs: "nonnegative" for nonnegative coefficients, except in `required_terms`.
         integer_exponents: True for integer exponents only, or the names of columns with integer
             exponents.
@@ -609,8 +609,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
                 then needs the labels too, unless they are in that column.
 
         Ctrl-C ends the search with the best equation so far (`equations_.complete` is False), and
-        remaining outputs get the result of a short search. It raises KeyboardInterrupt before there
-        is an equation, and if outputs are searched in processes.
+        remaining outputs get the result of a short search. If there is no equation yet, or if
+        outputs are searched in several processes, Ctrl-C raises KeyboardInterrupt.
 
         Raises ValueError for invalid data and parameters and for a checkpoint that is damaged or of
         another fit, OSError if the checkpoint cannot be written. Warns (`EquationWarning`) about
