@@ -409,6 +409,9 @@ def test_a_right_row_far_from_all_others_keeps_its_term():
     model = NPURegressor(random_state=0).fit(x[:, None], y)
     assert model.equations_.outliers == ()
     check(model, {(1,): 1.0, (4,): 1e-4}, rel=0.02)
+    required = NPURegressor(random_state=0, required_terms=["x0", "x0**4"], max_terms=2)
+    check(required.fit(x[:, None], y), {(1,): 1.0, (4,): 1e-4}, rel=0.02)
+    assert required.equations_.outliers == ()
 
 
 # Body in kg and brain in g of 28 animals (Rousseeuw and Leroy 1987; `Animals` in R's MASS). Row 15

@@ -311,15 +311,15 @@ def _is_beyond(column: Array, decisive: Array) -> bool:
 
 
 def _weighed(rows: Rows, best: Equation, decisive: Array) -> tuple[float, int]:
-    """What a sum without one of the terms costs more than the best for the other rows.
+    """What a sum without one of its terms costs more than the best for the other rows.
 
-    It is the least, by the criterion, of sums from which the rows alone are far, and infinite if
+    `required_terms` stay. It is the least, by the criterion, of sums from which the rows alone are far, and infinite if
     there is none; and the index of the term.
     """
     data, candidate = started(best, rows, "fit")
     plain = data.choose(np.flatnonzero(~decisive)).block
     cost, lowest = refine.refit(plain, candidate).cost, (math.inf, 0)
-    for k in range(len(candidate.c) - data.below):
+    for k in range(data.fixed, len(candidate.c) - data.below):
         shorter = refine.refit(plain, candidate.take(np.arange(len(candidate.c)) != k))
         is_close = shorter.rss < WORST_SHORTER**2 * (plain.rest @ plain.rest)
         if is_close and shorter.cost - cost < lowest[0] and _are_far(data, shorter, decisive):
