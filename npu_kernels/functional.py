@@ -16,9 +16,10 @@ that cannot run.
 The fused kernels are used under `torch.func.vmap` (a vmap over weights is one call with a model
 dimension) and under one level of `torch.func.grad`, `grad_and_value` or `vjp`. The eager
 implementation is used under deeper levels, under other `torch.func` transforms and in forward-mode
-differentiation. The exception: on the CPU a kernel computes the NPU's tangents, unless they must be
-differentiable. `torch.jit.trace` records the eager implementation, which has derivatives wherever
-the traced module runs. `torch.fx.symbolic_trace` records each function as one call.
+differentiation. Forward mode has one exception: on the CPU a kernel computes the NPU's tangents,
+unless these must be differentiable. `torch.jit.trace` records the eager implementation, which has
+derivatives wherever the traced module runs. `torch.fx.symbolic_trace` records each function as one
+call.
 """
 
 from __future__ import annotations

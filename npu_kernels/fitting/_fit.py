@@ -100,12 +100,12 @@ def fit(
     with this factor unless it is 1. A first `NPU` or `NaiveNPU`, and layers with clipped weights,
     need data of a magnitude near 1. Coefficients are rounded only if the data have no noise.
 
-    Negative inputs: if the first layer is a `RealNPU` or `NPU` and no exact equation was found, a
-    second fit has ``|x|`` and the signs of x as separate inputs, which avoids the barrier. Its
-    result is used if its error is at most ``1 + Recipe.slack`` times the error of the first fit,
-    and if its products can be written as powers of x: the exponents of inputs with negative values
-    must be integers, odd where the product contains the sign of the input, else even, as in
-    ``sign(x) |x|**3 = x**3``.
+    Negative inputs: if the first layer is a `RealNPU` or `NPU` and no equation was found that is
+    exact (up to rounding), a second fit has ``|x|`` and the signs of x as separate inputs, which
+    avoids the barrier. Its result is used if its error is at most ``1 + Recipe.slack`` times the
+    error of the first fit, and if its products can be written as powers of x: the exponents of
+    inputs with negative values must be integers, odd where the product contains the sign of the
+    input, else even, as in ``sign(x) |x|**3 = x**3``.
 
     Args:
         model: a layer of this package or a `Sequential` of such layers (`torch.nn.Sequential(NPU(2,

@@ -202,8 +202,8 @@ def extract(
     reciprocal whose weight is 0 is left out of the formula; if its input is 0, the layer returns
     nan, and the formula does not.
 
-    Raises ImportError without sympy, TypeError for other modules, ValueError for wrong names, model
-    or weights that are not finite.
+    Raises ImportError without sympy, TypeError for other modules, ValueError for wrong names, for a
+    wrong model_index, and for weights that are not finite.
 
         >>> import torch
         >>> from npu_kernels import RealNPU

@@ -18,9 +18,10 @@ gate       ``g, G, gate``; without it a NaiveNPU
 `swap` calls the forward of such a layer with random weights, with gates also outside of [0, 1], and
 inputs of both signs, in float64 if the layer can compute in it. So it finds out whether the weights
 are ``[O, I]`` or ``[I, O]``, and whether the layer computes the same function. A layer that clips
-its weights, inputs or results within its forward computes a different function. The layer adds its
-attribute ``eps`` or ``epsilon`` to ``|x|``, or else the argument `eps`; its forward at ``x = 0``
-must agree. The new layers compute float16 and bfloat16 in float32.
+its weights, inputs or results within its forward computes a different function. The new layer adds
+to ``|x|`` the attribute ``eps`` or ``epsilon`` of the old layer or, without one, the argument
+`eps`. If the forward of the old layer at ``x = 0`` shows that it adds a different number, `swap`
+raises an error. The new layers compute float16 and bfloat16 in float32.
 
 `to_reference` and `from_parameters` support two published layouts: "julia" is the layout of
 NeuralArithmetic.jl, the package of the NPU's authors, "pytorch" a layout of PyTorch code:
@@ -412,18 +413,19 @@ def swap(
         allow: names of extras of third-party layers that may be dropped: methods of the class and
             its base classes, such as a penalty or a clipping after each step; attributes, such as
             ``npu_clip``; buffers. It may also name a weight ``[I, O]``. Such a weight becomes a new
-            parameter ``[O, I]``, without the hooks of the old one and without sharing: if it has
-            hooks or is shared with other modules, `swap` raises an error unless `allow` has its
-            name.
+            parameter ``[O, I]``, without the hooks of the old one, and no longer shared: if it has
+            hooks or is shared (tied) with other modules, `swap` raises an error unless `allow` has
+            its name.
         inplace: False changes a copy and leaves the model as it is. True changes the model itself:
             each layer remains the same object and gets a different class.
 
     Returns:
         The copy, or with `inplace` the model. The copy is deep: it shares no tensor with the model,
-            and sharing within the model is kept within the copy. Hooks of modules and parameters
-            are kept; hooks that cannot be kept raise an error (below). Gradients are not copied. A
-            module that was compiled by ``module.compile()`` is not compiled in the copy. In place,
-            weights ``[I, O]`` become new parameters, and other parameters remain the same objects.
+            and parameters that are shared (tied) within the model are shared within the copy. Hooks
+            of modules and parameters are kept; hooks that cannot be kept raise an error (below).
+            Gradients are not copied. A module that was compiled by ``module.compile()`` is not
+            compiled in the copy. In place, weights ``[I, O]`` become new parameters, and other
+            parameters remain the same objects.
             Build the optimizer afterwards: an earlier optimizer holds the parameters of the
             original model, or in place the replaced weights ``[I, O]``.
 
@@ -486,10 +488,10 @@ def to_reference(
     Args:
         model: any module.
         layout: "reference" (`npu_kernels.interop.reference_layers`, the same parameters and state
-            dict), or for NPU, RealNPU and NaiveNPU of one model "julia" or "pytorch"
+            dict), or for NPU, RealNPU and NaiveNPU without `num_models` "julia" or "pytorch"
             (`PublishedNPU`).
         allow: names of attributes that a layer may lose in a published layout, and of parameters
-            that may lose their hooks or their sharing.
+            that may lose their hooks or no longer be shared (tied).
         inplace: False changes a copy, True the model itself, as in `swap`.
 
     Returns the copy, or with `inplace` the model. Parametrized layers and classes derived from the

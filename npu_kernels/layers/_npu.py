@@ -91,7 +91,8 @@ class NPU(PowerLayer):
         init_im: initialisation of weight_im: "zeros" (as published), "uniform" (Glorot uniform, as
             weight_re) or a factor of Glorot's bound. Imaginary weights of 0 stay 0 as long as no
             input is negative.
-        eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
+        eps: added to ``|x|``; None for the machine epsilon of the dtype in which the layer computes
+            (float32 for float16 and bfloat16), as published.
         gate_gradient: "clip" (no gradient for gates outside [0, 1], as published) or
             "straight_through" (such a gate gets the gradient of its clipped value).
 
@@ -141,7 +142,8 @@ class RealNPU(PowerLayer):
         out_features: number of outputs O.
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
+        eps: added to ``|x|``; None for the machine epsilon of the dtype in which the layer computes
+            (float32 for float16 and bfloat16), as published.
         gate_gradient: "clip" (no gradient for gates outside [0, 1], as published) or
             "straight_through" (such a gate gets the gradient of its clipped value).
 
@@ -192,7 +194,8 @@ class NaiveNPU(PowerLayer):
         init_im: initialisation of weight_im: "zeros" (as published), "uniform" (Glorot uniform, as
             weight_re) or a factor of Glorot's bound. Imaginary weights of 0 stay 0 as long as no
             input is negative.
-        eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
+        eps: added to ``|x|``; None for the machine epsilon of the dtype in which the layer computes
+            (float32 for float16 and bfloat16), as published.
 
     Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``; with `num_models`
     K, each has a leading dimension K.

@@ -157,9 +157,9 @@ def rollout(
             trajectory that is too stiff.
         rtol, atol: tolerances of an adaptive method for the estimated error of each step: the root
             mean square over the features of ``error / (atol + rtol |u|)`` is at most 1. atol must
-            be small compared with the states. None: 1e-9, times ``eps / machine epsilon`` if the
-            layer's eps is below the machine epsilon. Models that `ode.fit` returns for small states
-            have such an eps.
+            be small compared with the states. None: ``1e-9 * min(1, eps / machine epsilon)`` with
+            the eps of the layer, which is below the machine epsilon in models that `ode.fit`
+            returns for small states.
         max_steps: maximum number of steps that an adaptive method tries per trajectory.
         memory: what is saved for backward in addition to the result, "full" or "checkpointed".
             Fixed steps: "full" saves the outputs of the layers at every stage; "checkpointed" saves
@@ -183,9 +183,9 @@ def rollout(
         inputs: exogenous inputs v(t), such as a forcing or a dose: ``(times, values)``, times
             ``[T]`` and values ``[T]`` or ``[T, J]``, linear between the times, the same for all
             models and initial states. The NPU then has D + J in_features, the states first: ``u' =
-            model(u, v)``. The values get a gradient. The trajectory is computed segment by segment
-            between these times, with one call and max_steps each. For fixed steps, which begin at
-            time 0, the times must be multiples of dt, up to the rounding of their dtype.
+            model(u, v)``. The values get a gradient. Each segment between two of these times is one
+            call of the solver, with max_steps steps. For fixed steps, which begin at time 0, the
+            times must be multiples of dt, up to the rounding of their dtype.
 
     Returns:
         The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t; K and B only if

@@ -3,16 +3,16 @@
 `lbfgs` runs the problems to their end; `LBFGS` does one round at a time, and can be saved and
 resumed.
 
-All problems advance in lockstep: a round evaluates one trial point of every running problem. Each
-problem has a separate line search, so none waits for another. Finished problems leave the batch:
-the closure gets the points of the running problems, and their indices as `active`. If it treats
-problems independently, each problem is bitwise identical to the same problem in a batch of one.
+A round evaluates one trial point of every running problem. Each problem has its own line search, so
+no problem waits for the line search of another. Finished problems leave the batch: the closure gets
+the points of the running problems, and their indices as `active`. If it treats problems
+independently, each problem is bitwise identical to the same problem in a batch of one.
 
 For one problem the algorithm is the same as in `torch.optim.LBFGS(line_search_fn="strong_wolfe")`
 (Nocedal and Wright, algorithms 7.4, 3.5 and 3.6 with cubic interpolation). The first step is
 ``min(1, 1 / |g|_1)`` along the negative gradient; later line searches begin with 1. The last
-`history` pairs with ``y s > 1e-10`` are kept. In addition, where f or its gradient is not finite, f
-counts as infinite, and the step is halved until f is finite.
+`history_size` pairs with ``y s > 1e-10`` are kept. In addition, where f or its gradient is not
+finite, f counts as infinite, and the step is halved until f is finite.
 
 A problem ends (`Status`) when
 

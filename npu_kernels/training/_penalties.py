@@ -219,8 +219,9 @@ class SteppedSchedule:
 
     At every `step`-th iteration beta becomes ``min(beta * growth, end)``.
 
-    Call `step` at the start of each iteration n = 1, 2, ...; it returns the beta of that iteration.
-    With step = 10000, iteration 10000 is the first with a larger beta. `beta` is the current value.
+    Call the method ``step()`` at the start of each iteration n = 1, 2, ...; it returns the beta of
+    that iteration. With the argument ``step=10000``, iteration 10000 is the first with a larger
+    beta. `beta` is the current value.
 
     Args:
         start, end: first and largest beta, 0 <= start <= end.

@@ -184,11 +184,12 @@ def run(
     A step is forward, mean squared error, penalties, backward, optimizer and projection. On the
     CPU, the steps of a NPU, RealNPU, NaiveNPU, NAU, NMU or NMRU layer, or of a `Sequential` of
     them, run in C++, many in each call, for one or K models in float32 or float64. On a GPU, a step
-    of a chain of this package's layers, `nn.Linear` and activations is captured in a CUDA graph and
-    replayed, provided that callbacks are at least 16 steps apart. The results equal those of the
-    standard PyTorch loop, up to rounding. Any other model, optimizer, device or setting falls back
-    to that loop, and one warning gives the reason. Hooks and replaced methods also cause the
-    fallback, even if a callback adds them during the run. The exception are hooks of a parameter's
+    of a `Sequential` of this package's layers, `nn.Linear` and activations is captured in a CUDA
+    graph and replayed, provided that callbacks are at least 16 steps apart. The results equal those
+    of the standard PyTorch loop, up to rounding. Any other model, optimizer, device or setting
+    falls back to that loop, and one warning gives the reason. Hooks and replaced methods also cause
+    the fallback, even if a callback adds them during the run. The exception are hooks of a
+    parameter's
     AccumulateGrad node: they are not detected, and the steps in C++ ignore them.
 
     Args:
@@ -209,7 +210,9 @@ def run(
         generator: random generator that samples the rows; None: a new generator, seeded from
             torch's.
         loss: "mse", the mean over rows and outputs, separately for each model.
-        sample_weight: nonnegative weights of the squared errors, of the shape of y; None: 1.
+        sample_weight: nonnegative factors w of the squared errors, of the shape of y. The loss,
+        also the recorded one, is the mean of ``w * (y - target)**2``, not divided by the sum of w.
+        None: 1.
         penalties: dict of names and weights. A weight is a number, a `SteppedSchedule` or a
             function of the step (from 1). Penalties on all parameters p: "l1" is ``sum |p|``;
             "frobenius" is the sum of the parameter tensors' Frobenius norms; "integer" is ``sum

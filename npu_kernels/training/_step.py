@@ -75,7 +75,8 @@ def make_step(
         nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
 
     The step's arguments are ``x [N, I]`` or ``[K, N, I]``, the targets ``y [N, O]`` or ``[K, N,
-    O]``, and the weights of the squared errors, of the shape of y, finite and nonnegative.
+    O]``, and factors of the squared errors, of the shape of y, finite and nonnegative. The loss is
+    the mean of the products, not divided by the sum of the factors.
 
     Raises TypeError and ValueError for invalid arguments.
 

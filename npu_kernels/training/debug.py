@@ -3,12 +3,12 @@
 By default `detect_nonfinite` raises an error at the first layer with an output, or a gradient with
 respect to its output, that is not finite. The message (in one line) is:
 
-    npu: 0 (NPU): the output of unit 1 is inf for input row 3: exponent P = 92.1 (exp overflows
-    float32 above 88.7), phase Q = 3.14; the largest part is input 0: x = 1e-20, r = 1.19e-07,
-    log r = -15.9, weight_re = -5.8
+    npu: 0 (NPU): output 1 is inf for input row 3: exponent P = 92.1 (exp overflows float32 above
+    88.7), phase Q = 3.14; the largest part is input 0: x = 1e-20, r = 1.19e-07, log r = -15.9,
+    weight_re = -5.8
 
-The check costs as much as a layer, and on a GPU it waits for each result. It does not work in a
-compiled model and under `torch.func` transforms.
+The check of a layer takes about as long as the layer, and on a GPU it waits for each result. It
+does not work in a compiled model and under `torch.func` transforms.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ class NonFinite:
     """One value that is not finite. The fields r to phase are of NPU, RealNPU and NaiveNPU.
 
     Attributes:
-        module: the name in the model of the module; "" for the model itself.
+        module: the module's name within the model; "" for the model itself.
         kind: the module's class.
         what: "output", or "gradient" for the gradient with respect to the output.
         value: the value itself: inf, -inf or nan.
         output: index of the output.
         row: the input row, an index for each leading dimension.
-        model: index of the model of `num_models`.
+        model: index of the model; None without `num_models`.
         bad_inputs: indices of the row's inputs that are not finite.
         r: r of every input of the row (see `NPU`).
         log_r: log r of every input of the row.
-        exponent: P, the argument of exp, of this output and row.
-        phase: Q, the argument of cos, of this output and row.
+        exponent: argument of exp in the layer's formula, for this output and row (P in the
+        message).
+        phase: argument of cos, for this output and row (Q in the message).
         message: all of this as text.
     """
 
@@ -110,8 +111,8 @@ def _examine(name: str, unit: BaseLayer, kind: str, x: Tensor, values: Tensor) -
     bad_inputs = tuple(int(i) for i in x_row.isfinite().logical_not().nonzero().flatten())
     value = values[index].item()
     text = f"npu: {name or 'the model'} ({type(unit).__name__}): "
-    text += "the output of " if kind == "output" else "the gradient that arrives at "
-    text += f"unit {out}" + ("" if model is None else f" of model {model}")
+    text += "" if kind == "output" else "the gradient that arrives at "
+    text += f"output {out}" + ("" if model is None else f" of model {model}")
     text += f" is {value} for input row {row[0] if len(row) == 1 else row}"
     facts: dict[str, Any] = {}
     if isinstance(unit, PowerLayer):
@@ -134,7 +135,8 @@ def detect_nonfinite(model: nn.Module, action: str = "raise") -> Iterator[list[N
     It is a context manager. Within the block the outputs of the layers, and the gradients with
     respect to these outputs, are checked. action: "raise" a `NonFiniteError` at the first such
     value, "warn" of each, or "record" each. Yields the list of `NonFinite` records, at most one for
-    each layer, direction and call. Raises ValueError for any other action.
+    each layer and call in the forward, and one in the backward. Raises ValueError for any other
+    action.
 
         >>> import torch
         >>> from npu_kernels import RealNPU, debug

@@ -46,7 +46,7 @@ def test_names_everything(backend: str) -> None:
     assert record.log_r[1] == pytest.approx(math.log(eps + 1e-9), rel=1e-3)
     assert record.exponent == pytest.approx(-9 * math.log(eps + 1e-9), rel=1e-3)
     message = (
-        r"^npu: 1 \(RealNPU\): the output of unit 1 is inf for input row 3: exponent P = 143.4 \(exp overflows float32 "
+        r"^npu: 1 \(RealNPU\): output 1 is inf for input row 3: exponent P = 143.4 \(exp overflows float32 "
         r"above 88.72\), phase Q = 0; the largest part is input 1: x = 1e-09, r = 1.202e-07, log r = -15.93, "
         r"weight_re = -9$"
     )

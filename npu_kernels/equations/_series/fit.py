@@ -117,8 +117,8 @@ def fit(
             in all K models.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4.
             In three cases "auto" uses kvaerno5: 64 steps of rk4 between samples are too inaccurate;
-            rk4 does not follow the trajectory of an initialisation of ``init="model"``; no
-            initialisation has a finite trajectory with rk4.
+            with ``init="model"``, rk4 is too inaccurate for one of the K models; no initialisation
+            has a finite trajectory with rk4.
         seed: seed of the random initialisations, at least 0.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
         checkpoint: a file. If it exists, the fit continues from it; on the same processor the
@@ -141,9 +141,9 @@ def fit(
         RuntimeError: no initialisation has a finite trajectory.
 
     States whose values are (nearly) all positive are treated as nonnegative, and so are their
-    initial values. States of both signs get integer exponents, nonnegative ones if the state passes
-    0 within a series. With ``init="model"`` the model's exponents are rounded to such integers,
-    unless their ``requires_grad=False`` keeps them.
+    initial values. The exponents of a state with both signs are integers. If the state passes 0
+    within a series, they are also nonnegative. With ``init="model"`` the model's exponents are
+    rounded to such integers, unless their ``requires_grad=False`` keeps them.
 
     The fit runs in float64. The series are smoothed, and the sets of products of powers that best
     explain the states or their derivatives become the initial guesses. Levenberg-Marquardt fits

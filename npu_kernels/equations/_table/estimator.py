@@ -173,10 +173,10 @@ class Results:
 
         - if predictions are infinite or undefined: an input with a negative exponent is 0, or an
           input or the sum has no logarithm or root;
-        - if the sum of the terms is outside of the range of the function of y, such as 1.2 for a
-          sine: the prediction is the y of the nearest value in the range;
-        - if a prediction is far outside of the y of `fit` although the row is within the range of
-          `fit`.
+        - if, in an equation ``f(y) = sum``, the sum is outside of the range of f (1.2 for a sine):
+          the prediction is the y for the nearest value in the range;
+        - if a prediction is far outside of the range of y in `fit`, although the row is within the
+          range of X in `fit`.
 
             >>> import numpy as np
             >>> from npu_kernels import NPURegressor
@@ -329,9 +329,10 @@ class Results:
         Args:
             X, y, sample_weight, groups: as in `fit`. All rows are used: outliers are not searched
                 for. The groups may differ from the groups of `fit`. If `noise` is an array, first
-                replace it by the errors of these rows (`set_params`). If the equation is for a
-                power of y other than 1 and -1, rows in which y and the mean of y have different
-                signs are kept; the sign is taken for a measurement error, even if y is large.
+                replace it by the errors of these rows (`set_params`). In an equation for a power of
+                y other than 1 and -1, all y should have one sign. Rows whose sign differs from the
+                sign of the mean of y are kept, and their sign is taken for a measurement error,
+                even if y is large.
 
         `equations_` of the new estimator contains only this equation. Doubts about the new fit are
         in `equations_.notes`, and raised as warnings. Raises ValueError if the equation has no
@@ -447,7 +448,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     and simpler exponents. A power or function of y counts as one more coefficient and 3 more nats
     of DL, so it adds ``log N + 6``. A ratio adds the same if its numerator has one term, else twice
     as much. With few rows a correction is added. Exponents are rounded to simple fractions if that
-    lowers the BIC.
+    lowers the BIC; a fraction that the estimate of the free exponent excludes may give way to it.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
@@ -456,11 +457,11 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             cross-validation error. Residuals then give no warnings, since they are mostly
             approximation errors, not noise.
         target_powers: powers p of y to try. "auto": p = 1 first; then -1, 2, -2, 1/2 and -1/2
-            unless an equation with p = 1 fits exactly, or has simple exponents and does not improve
-            with another term. Powers other than 1 and -1 are tried only if y, apart from noise,
+            unless an equation with p = 1 fits exactly, or has simple exponents and no lower BIC
+            with one more term. Powers other than 1 and -1 are tried only if y, apart from noise,
             does not change sign.
         exponents: "rational" (free if no fraction fits), "integer" or "real"; or bounds ``(low,
-            high)``, each a number or one for each column: then as "rational", with all exponents
+            high)``, each a number or one for each column: as "rational", but all exponents lie
             within the bounds, and no ratios are tried.
         max_denominator: maximum denominator of the fractions, at most 64.
         X_units: units of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names;
@@ -469,11 +470,11 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             as g, must be a column, which may be constant.
         y_units: the unit of y; a list for several outputs.
         n_init: number of random initialisations of the search, for each number of terms.
-        loss: "auto": outliers are removed, then least squares. An outlier is a row far from the
-            equation fitted to the other rows: its error exceeds 7 robust standard deviations. In
-            addition, either there is a gap between the errors of the outliers and the errors of the
-            other rows, or the errors have heavy tails. At most 1/5 of the rows are outliers. Rows
-            with a missing-value code (such as -999) or with saturated y (many rows with exactly the
+        loss: "auto": outliers are removed, then least squares. An outlier meets two conditions. Its
+            error, from the equation fitted to the other rows, exceeds 7 robust standard deviations.
+            And either there is a gap between the errors of the outliers and the errors of the other
+            rows, or the errors have heavy tails. At most 1/5 of the rows are outliers. Rows with a
+            missing-value code (such as -999) or with saturated y (many rows with exactly the
             largest or smallest y) are removed without that limit. Removed rows are reported.
             "squared": least squares; all rows are kept, and outliers are reported. "huber",
             "soft_l1": robust losses; all rows are kept, and only missing-value codes and saturated
@@ -507,8 +508,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             a column in cm does not fit a y in m. An integer (2) has no unit; a constant with a
             decimal point (2.0) may have any unit that makes the part fit.
         required_terms: products that the sum must have, as text or as the exponents of all columns:
-            ``["x0*x1**2", "1"]``. The search may add other products whose exponents differ from the
-            exponents of the required products by more than 0.1. A dict has bounds of the
+            ``["x0*x1**2", "1"]``. The search may add a product if at least one of its exponents
+            differs from each required product by more than 0.1. A dict has bounds of the
             coefficients, ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``, where None is no bound.
             The bound 0 excludes a term: ``{"1": 0}``. As with `known_part`, p is 1 if
             `target_powers` is "auto". No ratios are tried.

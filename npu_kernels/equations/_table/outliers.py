@@ -313,8 +313,8 @@ def _is_beyond(column: Array, decisive: Array) -> bool:
 def _weighed(rows: Rows, best: Equation, decisive: Array) -> tuple[float, int]:
     """What a sum without one of its terms costs more than the best for the other rows.
 
-    `required_terms` stay. It is the least, by the criterion, of sums from which the rows alone are far, and infinite if
-    there is none; and the index of the term.
+    `required_terms` stay. It is the least, by the criterion, of sums from which the rows alone are
+    far, and infinite if there is none; and the index of the term.
     """
     data, candidate = started(best, rows, "fit")
     plain = data.choose(np.flatnonzero(~decisive)).block
