@@ -94,10 +94,10 @@ def npu(
     Derivatives of every order are those of the formula, to the precision above. On the CPU
     autograd's backward and double backward are fused, and so are the directional derivatives
     (tangents) of forward mode. On a GPU the backward is fused, and the double backward consists of
-    eager operations. Other derivatives are eager. For derivatives by `torch.func` see
-    `npu_kernels.functional`. torch does not support a double backward through a function that
-    `torch.compile` compiled. Instead compile a function that computes the first derivative, for
-    example with `torch.func.grad`.
+    eager operations. Other derivatives are eager. For derivatives by `torch.func` see the docstring
+    of this module. torch does not support a double backward through a function that `torch.compile`
+    compiled. Instead compile a function that computes the first derivative, for example with
+    `torch.func.grad`.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
 

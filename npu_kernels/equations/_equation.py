@@ -170,9 +170,9 @@ class Equation:
         nonnegative: which inputs are never negative ``[n]``.
         nrmse: root mean square of the residuals of all rows over the standard deviation of y, the
             square root of 1 - R**2.
-        holdout_nrmse: the same on held-out rows, or leaving out one row at a time. If the form
-            changed when the equation was chosen again on all rows: the larger of the errors of both
-            forms.
+        holdout_nrmse: the same on held-out rows, or leaving out one row at a time. The equation is
+            chosen without the held-out rows, and then again on all rows. If the two have different
+            forms, this is the larger of their errors.
         n_held_out: number of held-out rows; 0: one row at a time was left out.
         bic: the information criterion, see `NPURegressor`.
         exact: whether the residuals are no larger than rounding errors: of y's dtype, and of the

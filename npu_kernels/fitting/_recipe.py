@@ -32,12 +32,14 @@ class Recipe:
             falls along a cosine.
         wide: weights of NPU, RealNPU and NaiveNPU are initialised in U(-w, w), ``w = wide * sqrt(2
             / inputs)`` but at most wide; initialisation s uses ``wide[s % len(wide)]``.
-        hidden: number of inputs with which an NPU or RealNPU that is not the first layer begins (0:
-            all); initialisation s uses ``hidden[s % len(hidden)]``. The other inputs begin with
-            gate and weight 0, because a product of a hundred random powers does not train.
+        hidden: for an NPU or RealNPU after the first layer: number of inputs with gates and weights
+            that are not 0 at the start (0: all). Initialisation s uses ``hidden[s // len(wide) %
+            len(hidden)]``. The other inputs begin with gate and weight 0, because a product of a
+            hundred random powers does not train.
         gates: initial values of the gates; initialisation s uses ``gates[s % len(gates)]``.
-        imaginary: imaginary weights are initialised in U(-v, v); initialisation s uses ``v =
-            imaginary[s % len(imaginary)]``.
+        imaginary: imaginary weights are initialised in U(-v w, v w), with the w of `wide`.
+            Initialisation s uses ``v = imaginary[s // (len(wide) * len(hidden)) %
+            len(imaginary)]``, so all combinations occur.
         weight_bound: weights of NPU, RealNPU and NaiveNPU are clamped to [-weight_bound,
             weight_bound]; gates, and weights of NAU, NMU and NMRU, to the intervals of their
             layers.

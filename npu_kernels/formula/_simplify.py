@@ -490,8 +490,8 @@ def simplify(
             simplest fraction that increases the error by at most its share: the unused part of the
             tolerance, divided by the number of weights still to be tried. "auto", with y: the error
             may become ``exp(min(P log(M) / (2 M), 0.5))`` times as large, for P nonzero parameters
-            and M values of y. Without the limit 0.5, a model with this error and without any
-            parameters has the BIC of the original model. The increase is nearly 0 if the fit is
+            and M values of y. By the BIC this is the largest increase that pays for removing all
+            parameters; the limit 0.5 makes it stricter. The increase is nearly 0 if the fit is
             exact or there are many rows. Weights of sums (NAU, Linear) become 0, 1 or -1 within
             this tolerance, and other fractions only if that does not increase the error, since
             measured constants are rarely fractions. "auto", without y: all changes are accepted.

@@ -23,7 +23,7 @@ def interpolate(
 
     Args:
         times: between 0 and ``steps * dt``, in any order; they get no gradient. The trajectory
-        does.
+            does.
         method: "linear", or "hermite", the cubic of order 4 with the states and derivatives k at
             both ends of a step: ``(1 - s) u_n + s u_{n+1} + s (s - 1) ((1 - 2 s) (u_{n+1} - u_n) +
             (s - 1) dt k_n + s dt k_{n+1})`` with ``s = time / dt - n``.

@@ -145,16 +145,16 @@ def rollout(
             models).
         steps, dt: number and size of fixed steps. dt may be negative; it gets no gradient.
         t: times of the result ``[M]``, increasing or decreasing, at any distances, for an adaptive
-            method; in place of steps and dt. The solver chooses its own steps and interpolates to
-            t, so many times cost little. u0 is the state at the first time. If t is a tensor that
-            requires a gradient, it gets one. Different times for each initial state: ``[B, M]``
-            padded with nan at the end, or a list of B tensors; the result is nan there. Initial
-            states with the same first and last time are computed in one call.
+            method; in place of steps and dt. The solver chooses its own steps, so many times cost
+            little. u0 is the state at the first time. If t is a tensor that requires a gradient, it
+            gets one. Different times for each initial state: ``[B, M]`` padded with nan at the end,
+            or a list of B tensors; the result is nan there. Initial states with the same first and
+            last time are computed in one call.
         method: for fixed steps "euler" (the default without t), "midpoint", "rk4" (the classic
             Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive
             "tsit5" (Tsitouras; the default with t), "dopri5" (Dormand and Prince, SciPy's RK45),
             "kvaerno5" (Kvaerno, implicit, for stiff models) or "auto": tsit5, and kvaerno5 for each
-            trajectory that is too stiff.
+            trajectory that is too stiff or does not reach its last time.
         rtol, atol: tolerances of an adaptive method for the estimated error of each step: the root
             mean square over the features of ``error / (atol + rtol |u|)`` is at most 1. atol must
             be small compared with the states. None: ``1e-9 * min(1, eps / machine epsilon)`` with
@@ -199,7 +199,8 @@ def rollout(
             than max_steps, or is inaccurate.
 
     With an adaptive method every trajectory has its own steps, chosen by a PI controller (Hairer).
-    Between steps the result is the interpolant of the method, of order 4. A trajectory for which an
+    Between steps the result of an explicit method is its interpolant, of order 4; with kvaerno5 the
+    state is solved for, and is as accurate as at the end of a step. A trajectory for which an
     explicit method is unsuitable gives a `StiffWarning`, and a `StepSizeError` if max_steps do not
     suffice; "auto" computes it again with "kvaerno5".
 

@@ -119,7 +119,7 @@ class LBFGS:
             gradient, the largest change of x, or the change of f is at most this tolerance.
         max_evaluations: a problem ends after the line search that reaches this number of
             evaluations; None for any number.
-        max_line_search: maximum number of evaluations of one line search after its first.
+        max_line_search: maximum number of evaluations of one line search, not counting its first.
         restart: if a line search finds no lower point, discard the pairs and continue along the
             negative gradient; the problem ends if that finds no lower point either. For functions
             with kinks.

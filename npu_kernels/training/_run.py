@@ -189,8 +189,7 @@ def run(
     of the standard PyTorch loop, up to rounding. Any other model, optimizer, device or setting
     falls back to that loop, and one warning gives the reason. Hooks and replaced methods also cause
     the fallback, even if a callback adds them during the run. The exception are hooks of a
-    parameter's
-    AccumulateGrad node: they are not detected, and the steps in C++ ignore them.
+    parameter's AccumulateGrad node: they are not detected, and the steps in C++ ignore them.
 
     Args:
         model: a module; all its layers have the same num_models K, or all have None.
@@ -211,8 +210,8 @@ def run(
             torch's.
         loss: "mse", the mean over rows and outputs, separately for each model.
         sample_weight: nonnegative factors w of the squared errors, of the shape of y. The loss,
-        also the recorded one, is the mean of ``w * (y - target)**2``, not divided by the sum of w.
-        None: 1.
+            also the recorded one, is the mean of ``w * (y - target)**2``, not divided by the sum of
+            w. None: 1.
         penalties: dict of names and weights. A weight is a number, a `SteppedSchedule` or a
             function of the step (from 1). Penalties on all parameters p: "l1" is ``sum |p|``;
             "frobenius" is the sum of the parameter tensors' Frobenius norms; "integer" is ``sum

@@ -48,9 +48,9 @@ def make_step(
 
     ``step(x, y, sample_weight=None)`` runs forward, mean squared error, penalties, backward, the
     optimizer's step and the projection. It returns the loss before the step, without penalties and
-    without a graph: a tensor ``[]``, or ``[K]`` with `num_models`. It has the same effect as eager
-    PyTorch code, up to rounding. Do not rely on the gradients (``.grad``) afterwards: they are None
-    or the gradients of the step, depending on how it ran.
+    detached: a tensor ``[]``, or ``[K]`` with `num_models`. It has the same effect as eager PyTorch
+    code, up to rounding. Do not rely on the gradients (``.grad``) afterwards: they are None or the
+    gradients of the step, depending on how it ran.
 
     On the CPU, the step is one C++ call for the models and optimizers (Adam, AdamW, RMSprop) that
     `run` supports in C++. On a GPU it is a CUDA graph for the models and optimizers that `run`

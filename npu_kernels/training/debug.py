@@ -43,9 +43,8 @@ class NonFinite:
         bad_inputs: indices of the row's inputs that are not finite.
         r: r of every input of the row (see `NPU`).
         log_r: log r of every input of the row.
-        exponent: argument of exp in the layer's formula, for this output and row (P in the
-        message).
-        phase: argument of cos, for this output and row (Q in the message).
+        exponent: argument of exp for this output and row (P in the message).
+        phase: argument of cos for this output and row (Q in the message).
         message: all of this as text.
     """
 

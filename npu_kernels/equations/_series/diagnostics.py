@@ -54,8 +54,8 @@ class Diagnostics:
         errors: standard deviations of the measurement errors of each column ``[D]``, estimated
             without any equation: the larger of two estimates, from a smoothing spline and from
             polynomials through neighbouring samples. Relative to the value if errors are
-            proportional. If sigma was given, 1: `ratio` is then in units of sigma. nan for columns
-            with too few samples.
+            proportional. If sigma was given, `errors` is 1, and `ratio` is in units of sigma. nan
+            for columns with too few samples.
         ratio: standard deviations of the residuals over these errors ``[D]``; about 1 if the
             equations explain the series.
         unexplained: share of each column's standard deviation that neither the equations nor the

@@ -29,11 +29,12 @@ class Estimate:
         name: name such as "exponent of x in term 1".
         value: estimate.
         stderr: standard error, inf if the data do not determine the parameter.
-        logarithmic: whether this is a coefficient of a term with free exponents.
+        logarithmic: whether intervals are computed for the logarithm of the parameter, as for
+            coefficients of terms with free exponents.
         taken: number in the equations if it differs from the estimate, because it was rounded to a
             fraction, or fitted again after other exponents became fractions.
         index: index in the vector of all parameters.
-        unit: factor from this vector's scaled parameter to the estimate.
+        unit: the estimate divided by the scaled parameter in that vector.
     """
 
     name: str

@@ -115,10 +115,10 @@ def fit(
             the rates. "any" and "nonnegative" are possible for each `init`. "model", only with
             ``init="model"``: each coefficient keeps its sign in the model, which must be the same
             in all K models.
-        method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4.
-            In three cases "auto" uses kvaerno5: 64 steps of rk4 between samples are too inaccurate;
-            with ``init="model"``, rk4 is too inaccurate for one of the K models; no initialisation
-            has a finite trajectory with rk4.
+        method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4
+            (not tsit5 as in `rollout`). In three cases "auto" uses kvaerno5: 64 steps of rk4
+            between samples are too inaccurate; with ``init="model"``, rk4 is too inaccurate for one
+            of the K models; no initialisation has a finite trajectory with rk4.
         seed: seed of the random initialisations, at least 0.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
         checkpoint: a file. If it exists, the fit continues from it; on the same processor the
@@ -127,10 +127,10 @@ def fit(
 
     Returns:
         A `SeriesFitResult`. Outliers, at most a fifth of a column's values, are ignored as if they
-        were nan: a warning and `diagnostics` name them, and `left_out` is their mask. If
-        `diagnostics` is not good, a `PoorFitWarning` suggests what to try. Ctrl-C ends the search,
-        saves it if there is a checkpoint, and returns the best equations so far with `complete`
-        False; it raises KeyboardInterrupt if there are none yet.
+            were nan: a warning and `diagnostics` name them, and `left_out` is their mask. If
+            `diagnostics` has failures, a `PoorFitWarning` suggests what to try. Ctrl-C ends the
+            search, saves it if there is a checkpoint, and returns the best equations so far with
+            `complete` False; it raises KeyboardInterrupt if there are none yet.
 
     Raises:
         ValueError, TypeError: an argument is invalid, such as dates for t; ValueError: the

@@ -448,7 +448,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     and simpler exponents. A power or function of y counts as one more coefficient and 3 more nats
     of DL, so it adds ``log N + 6``. A ratio adds the same if its numerator has one term, else twice
     as much. With few rows a correction is added. Exponents are rounded to simple fractions if that
-    lowers the BIC; a fraction that the estimate of the free exponent excludes may give way to it.
+    lowers the BIC; if the estimate of the free exponent is more than two standard errors from a
+    fraction, the free exponent is kept, provided that the BIC rises by at most 6.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
@@ -457,9 +458,9 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             cross-validation error. Residuals then give no warnings, since they are mostly
             approximation errors, not noise.
         target_powers: powers p of y to try. "auto": p = 1 first; then -1, 2, -2, 1/2 and -1/2
-            unless an equation with p = 1 fits exactly, or has simple exponents and no lower BIC
-            with one more term. Powers other than 1 and -1 are tried only if y, apart from noise,
-            does not change sign.
+            unless an equation with p = 1 fits exactly, or has simple exponents and one more term
+            does not lower the BIC. Powers other than 1 and -1 are tried only if y, apart from
+            noise, does not change sign.
         exponents: "rational" (free if no fraction fits), "integer" or "real"; or bounds ``(low,
             high)``, each a number or one for each column: as "rational", but all exponents lie
             within the bounds, and no ratios are tried.
@@ -508,12 +509,12 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             a column in cm does not fit a y in m. An integer (2) has no unit; a constant with a
             decimal point (2.0) may have any unit that makes the part fit.
         required_terms: products that the sum must have, as text or as the exponents of all columns:
-            ``["x0*x1**2", "1"]``. The search may add a product if at least one of its exponents
-            differs from each required product by more than 0.1. A dict has bounds of the
+            ``["x0*x1**2", "1"]``. The search adds only products that differ from every required
+            product by more than 0.1 in at least one exponent. A dict has bounds of the
             coefficients, ``{"x0": (0, 5), "x1": (None, 0), "x2": None}``, where None is no bound.
             The bound 0 excludes a term: ``{"1": 0}``. As with `known_part`, p is 1 if
             `target_powers` is "auto". No ratios are tried.
-        signs: "nonnegative" for nonnegative coefficients, except in `required_terms`.
+        signs: of the coefficients: "any", or "nonnegative" (except in `required_terms`).
         integer_exponents: True for integer exponents only, or the names of columns with integer
             exponents.
 
