@@ -125,8 +125,8 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     """Neural Multiplication Unit (equation 4): ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
 
-    ``M = min(max(weight, 0), 1)`` when `clip` is true. It is computed as ``M x + (1 - M)``:
-    ``1 - M`` is exact for M in [1/2, 1], and no digits of a small x are lost.
+    ``M = min(max(weight, 0), 1)`` when `clip` is true. Each factor is computed as ``M x + (1 -
+    M)``: ``1 - M`` is exact for M in [1/2, 1], and no digits of a small x are lost.
     """
     m = weight.clamp(0.0, 1.0) if clip else weight
     if m.dim() > 2:

@@ -59,12 +59,14 @@ class use_backend(contextlib.ContextDecorator):
 
     name: "reference" (the eager implementation, any device), "cpu" (the C++ library) or "triton".
 
-    The choice holds until the block ends, for its thread, or within asyncio for its task and the
-    tasks that it starts. Other threads are not affected, even if the block starts them. A backward
-    pass uses the backend of its forward pass, in any thread, also under `torch.utils.checkpoint`.
-    For rollouts with adaptive steps, selective checkpoints and compiled code the block must enclose
-    both passes. Enter the block outside of functions that `torch.compile` compiles. A
-    compiled function uses the backend most recently chosen in its thread, by any asyncio task.
+    The choice holds until the block ends. It applies to the current thread; within asyncio, to the
+    current task and the tasks that it starts. Other threads are not affected, even if the block
+    starts them. A backward pass uses the backend of its forward pass, in any thread, also under
+    `torch.utils.checkpoint`. There are three exceptions, for which the block must enclose the
+    forward and the backward pass: `ode.rollout` with adaptive steps, selective checkpoints
+    (``context_fn`` of `torch.utils.checkpoint`), and code that `torch.compile` compiles. Enter the
+    block outside of compiled functions. They do not see asyncio tasks: they use the choice that any
+    task of their thread made last.
 
     Raises ValueError for an unknown name. A call under a backend that cannot run on its tensors
     raises RuntimeError, which lists why each backend cannot run.
@@ -216,7 +218,7 @@ def _forced_backend(name: str, device: torch.device) -> str:
 
 
 def backend_for(tensor: Tensor) -> str:
-    """Return the name of the backend that computes a call with this tensor.
+    """Return the name of the backend that is chosen for a call with this tensor.
 
     During `torch.jit.trace` and `torch.onnx.export` the name is "reference". A trace needs
     operations whose derivatives it can record, and ONNX has no operators of this package. Raises

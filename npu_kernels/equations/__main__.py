@@ -436,6 +436,7 @@ def _run(options: argparse.Namespace) -> int:
     units = _units(options, table, names)
 
     from npu_kernels.equations import NPURegressor
+    from npu_kernels.equations._limits import full_unit
 
     of_target = "auto" if options.target_transforms == ["auto"] else options.target_transforms
     model = NPURegressor(
@@ -452,8 +453,9 @@ def _run(options: argparse.Namespace) -> int:
     )
     X, y = numbers[inputs], numbers[target]
     model.fit(X, y, checkpoint=options.checkpoint, groups=groups)
-    with_units = "" if units is None else ", with units"
-    facts = [f"{len(numbers)} rows of {', '.join(inputs)}{with_units}"]
+    facts = [f"{len(numbers)} rows of {', '.join(inputs)}"]
+    if units is not None:
+        facts.append(f"units: {', '.join(f'{name} in {full_unit(units[name])}' for name in names)}")
     left_out = len(table.cells) - len(numbers)
     facts += [f"{left_out} rows left out"] * bool(left_out)
     facts += [f"{', '.join(table.left_out)} left out"] * bool(table.left_out)
@@ -463,6 +465,8 @@ def _run(options: argparse.Namespace) -> int:
         facts.append(f"units not used, as {', '.join(unitless)} lack one")
     unused = [name for name in labels if name not in (*names, options.groups)]
     facts += [f"no numbers in {', '.join(unused)}"] * bool(unused)
+    outliers = [str(numbers.index[row]) for row in model.equations_.outliers]
+    facts += [f"outliers in line {', '.join(outliers)} of the file"] * bool(outliers)
     print("; ".join(facts))
     print(model.report())
     if options.plot is not None:

@@ -122,6 +122,14 @@ def with_sizes(names: Sequence[str], units: Sequence[str], argument: str) -> lis
     return columns
 
 
+def full_unit(unit: str) -> str:
+    """Return the unit in pint's full names: "C" is "coulomb"; "1" without a dimension."""
+    import pint
+
+    name = str(_quantity(_registry(pint), 0.0, unit).units)
+    return "1" if name == "dimensionless" else name
+
+
 def _quantity(registry: Any, value: float, unit: str) -> Any:
     """Return pint's quantity; a number without a unit has "" or, as engineers write it, "-"."""
     return registry.Quantity(value, "dimensionless" if unit.strip() in ("", "-") else unit)

@@ -85,13 +85,14 @@ def fit(
     """Train a batch of models from many random initialisations, and return the best one.
 
     Many initialisations are trained for a short time in one batch. For negative inputs, the factor
-    ``cos(pi w)`` of an NPU, RealNPU or NaiveNPU passes 0 between two integer weights w, and
-    training rarely crosses this barrier. So some initialisations have weights large enough to lie
-    beyond it. Gates are projected to the interval from 0 to 1. The best models are refined with
-    L-BFGS in float64 and rounded to simple fractions. If the last layer is an NAU, its weights are
-    then solved by least squares, and hidden units that it does not need are removed. The model is
-    selected by its error on held-out rows. The result does not depend on torch's global random
-    state, its default dtype, autocast or inference mode.
+    ``cos(pi w)`` of an NPU, RealNPU or NaiveNPU passes 0 and has the wrong sign on the way from w =
+    0 to some right weights, such as those of a product of two negative inputs. Training rarely
+    crosses this barrier. So some initialisations have weights large enough to lie beyond it. Gates
+    are projected to the interval from 0 to 1. The best models are refined with L-BFGS in float64
+    and rounded to simple fractions. If the last layer is an NAU, its weights are then solved by
+    least squares, and hidden units that it does not need are removed. The model is selected by its
+    error on held-out rows. The result does not depend on torch's global random state, its default
+    dtype, autocast or inference mode.
 
     Scales: y may have any scale from 1e-30 to 1e30 if the last layer is an ``NAU(clip=False)``.
     x may have any such scale if the first layer is an ``NAU(clip=False)``, or a `RealNPU` followed

@@ -26,20 +26,20 @@ class Recipe:
 
     Args:
         rungs: successive halving, (steps, share) for each stage of Adam: the number of steps, and
-            the share of the best initialisations that take part.
+            the share of all initialisations, the best so far, that are trained in it.
         batch_size: rows per step.
         lr: learning rate of Adam in the first stage, halved in each later one; within a stage it
             falls along a cosine.
-        wide: weights of NPU, RealNPU and NaiveNPU are initialised in U(-w, w), ``w = wide * sqrt(2
-            / inputs)`` but at most wide; initialisation s uses ``wide[s % len(wide)]``.
-        hidden: for an NPU or RealNPU after the first layer: number of inputs with gates and weights
-            that are not 0 at the start (0: all). Initialisation s uses ``hidden[s // len(wide) %
-            len(hidden)]``. The other inputs begin with gate and weight 0, because a product of a
-            hundred random powers does not train.
+        wide: weights of NPU, RealNPU and NaiveNPU are initialised in U(-w, w) with ``w = min(v, v *
+            sqrt(2 / inputs))`` and, in initialisation s, ``v = wide[s % len(wide)]``.
+        hidden: for an NPU or RealNPU after the first layer: number of inputs whose gates and
+            weights are not 0 at the start; the number 0 stands for all inputs. Initialisation s
+            uses ``hidden[s // len(wide) % len(hidden)]``. The other inputs begin with gate and
+            weight 0, because a product of a hundred random powers does not train.
         gates: initial values of the gates; initialisation s uses ``gates[s % len(gates)]``.
         imaginary: imaginary weights are initialised in U(-v w, v w), with the w of `wide`.
             Initialisation s uses ``v = imaginary[s // (len(wide) * len(hidden)) %
-            len(imaginary)]``, so all combinations occur.
+            len(imaginary)]``, so all combinations of `wide`, `hidden` and `imaginary` occur.
         weight_bound: weights of NPU, RealNPU and NaiveNPU are clamped to [-weight_bound,
             weight_bound]; gates, and weights of NAU, NMU and NMRU, to the intervals of their
             layers.
@@ -50,8 +50,8 @@ class Recipe:
             again after rounding the other weights.
         rows: ``(rows in refine, rows in settle)``: training rows of an L-BFGS evaluation. ``4 *
             parameters / outputs`` rows are used if that is more.
-        denominators: weights are rounded to fractions with denominators up to each of these
-            numbers.
+        denominators: rounding to fractions is tried with each of these numbers as the largest
+            denominator.
         slack: a simpler candidate is selected if its held-out error is at most ``1 + slack`` times
             the smallest. With noise, a simpler candidate is also selected if its held-out error
             exceeds the smallest by at most two standard errors of the difference, or if it is at

@@ -481,8 +481,8 @@ def simplify(
             to 0 or 1. "prune" sets weights of a size below `threshold` to 0, and then everything
             that no output depends on any more ("unused" in `SimplifyResult.steps`). "round" rounds
             the weights of NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU and Linear to fractions.
-        threshold: of "prune": weights of a smaller size are candidates; with a tolerance,
-            ``math.inf`` makes all weights candidates.
+        threshold: of "prune": weights with a smaller absolute value are tried. ``math.inf`` tries
+            all weights; without a tolerance all would become 0.
         max_denominator: maximum denominator of "round".
         tolerance: None to accept all changes. A number: changes are tried one by one, in order of
             increasing error, and accepted while the error is at most the error of the original

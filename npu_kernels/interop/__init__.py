@@ -412,10 +412,10 @@ def swap(
         gate_gradient: for third-party layers, "clip" or "straight_through".
         allow: names of extras of third-party layers that may be dropped: methods of the class and
             its base classes, such as a penalty or a clipping after each step; attributes, such as
-            ``npu_clip``; buffers. It may also name a weight ``[I, O]``. Such a weight becomes a new
-            parameter ``[O, I]``, without the hooks of the old one, and no longer shared: if it has
-            hooks or is shared (tied) with other modules, `swap` raises an error unless `allow` has
-            its name.
+            ``npu_clip``; buffers. It may also name weights. A weight that is stored as ``[I, O]``
+            is replaced by a new parameter ``[O, I]``, without hooks and not shared. If the old
+            weight has hooks or is shared (tied), `swap` raises an error unless `allow` has its
+            name.
         inplace: False changes a copy and leaves the model as it is. True changes the model itself:
             each layer remains the same object and gets a different class.
 

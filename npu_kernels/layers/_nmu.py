@@ -56,7 +56,7 @@ class NMRU(BaseLayer):
     """Neural Multiplicative Reciprocal Unit, a layer that also divides.
 
     It multiplies the entries of ``x' = [x, 1 / (x + eps)]``. The argument `sign` selects one of two
-    formulas, of which the first is the `NMU` of x':
+    formulas. The default, "product", is the `NMU` of x':
 
         "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)                  M = min(max(weight, 0), 1)
         "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi)
@@ -72,7 +72,7 @@ class NMRU(BaseLayer):
         device, dtype: of the parameters.
         clip: True: the forward clips the weight to [0, 1]. False: it uses the weight as it is; then
             clamp the weight to [0, 1] after each training step, by ``training.project_(model,
-            weight_bound=1)``; any bound does, since it is for other layers.
+            weight_bound=1)``; the value 1 is for other layers.
         sign: how the sign of y is computed: "product" of the signs of the factors, or "separate",
             by a cosine as in the RealNPU. In the authors' code the class NMRU is "product", but
             they computed the published results with "separate".

@@ -199,10 +199,10 @@ def rollout(
             than max_steps, or is inaccurate.
 
     With an adaptive method every trajectory has its own steps, chosen by a PI controller (Hairer).
-    Between steps the result of an explicit method is its interpolant, of order 4; with kvaerno5 the
-    state is solved for, and is as accurate as at the end of a step. A trajectory for which an
-    explicit method is unsuitable gives a `StiffWarning`, and a `StepSizeError` if max_steps do not
-    suffice; "auto" computes it again with "kvaerno5".
+    Between steps the result of an explicit method is its interpolant, of order 4; with kvaerno5 an
+    implicit step of its own leads to each time of t, so the state is as accurate as at the end of a
+    step. A trajectory for which an explicit method is unsuitable gives a `StiffWarning`, and a
+    `StepSizeError` if max_steps do not suffice; "auto" computes it again with "kvaerno5".
 
     Gradients with respect to u0 and all parameters are exact for these steps (the discrete
     adjoint). Where a state or an input is 0, they are derivatives from the right, which for integer
@@ -212,12 +212,12 @@ def rollout(
     loop. With implicit steps only the first and the second derivative are correct, to the accuracy
     to which the stages are solved, a small share of the tolerance.
 
-    The fused loop: on the CPU the loop and its adjoint are one call each. For fixed steps on a GPU
-    they are one launch each, and one more for sums of partial gradients, if D h, with D and h
-    rounded up to powers of two, is at most 1024 (512 in float64). The eager loop, in which every
-    step calls the layers, is used for larger models, for adaptive steps on a GPU, on other devices,
-    under `torch.func` transforms and in forward-mode differentiation. Adaptive methods do not run
-    under `torch.func.vmap`.
+    The fused loop: on the CPU the loop and its adjoint are one call each. On a GPU there is a fused
+    loop for fixed steps if D h, with D and h rounded up to powers of two, is at most 1024 (512 in
+    float64): one launch each, and one more for sums of partial gradients. The eager loop, in which
+    every step calls the layers, is used for larger models, for adaptive steps on a GPU, on other
+    devices, under `torch.func` transforms and in forward-mode differentiation. Adaptive methods do
+    not run under `torch.func.vmap`.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode

@@ -286,8 +286,8 @@ def project_(model: nn.Module, *, gates: bool = True, weight_bound: float | None
         model: a module; all its layers of this package are projected.
         gates: clamp the gates of NPU and RealNPU to [0, 1].
         weight_bound: None leaves the weights. A bound w clamps the weights of NPU, RealNPU and
-            NaiveNPU to [-w, w], and the weights of NAU, NMU and NMRU to their own intervals,
-            [-1, 1] and [0, 1].
+            NaiveNPU to [-w, w], and the weights of NAU to [-1, 1], of NMU and NMRU to [0, 1], also
+            with ``clip=False``.
 
     Projection changes the tensors that the optimizer trains. For a pruned parameter
     (`torch.nn.utils.prune`) this is ``<name>_orig``. For a parametrized one

@@ -210,7 +210,7 @@ def run(
             torch's.
         loss: "mse", the mean over rows and outputs, separately for each model.
         sample_weight: nonnegative factors w of the squared errors, of the shape of y. The loss,
-            also the recorded one, is the mean of ``w * (y - target)**2``, not divided by the sum of
+            also the recorded one, is the mean of ``w * (output - y)**2``, not divided by the sum of
             w. None: 1.
         penalties: dict of names and weights. A weight is a number, a `SteppedSchedule` or a
             function of the step (from 1). Penalties on all parameters p: "l1" is ``sum |p|``;

@@ -75,8 +75,8 @@ def make_step(
         nonfinite: "keep", or "zero" to replace entries of gradients that are not finite by 0.
 
     The step's arguments are ``x [N, I]`` or ``[K, N, I]``, the targets ``y [N, O]`` or ``[K, N,
-    O]``, and factors of the squared errors, of the shape of y, finite and nonnegative. The loss is
-    the mean of the products, not divided by the sum of the factors.
+    O]``, and factors w of the squared errors, of the shape of y, finite and nonnegative. The loss
+    is then the mean of ``w * (output - y)**2``, not divided by the sum of w.
 
     Raises TypeError and ValueError for invalid arguments.
 

@@ -449,7 +449,7 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     of DL, so it adds ``log N + 6``. A ratio adds the same if its numerator has one term, else twice
     as much. With few rows a correction is added. Exponents are rounded to simple fractions if that
     lowers the BIC; if the estimate of the free exponent is more than two standard errors from a
-    fraction, the free exponent is kept, provided that the BIC rises by at most 6.
+    fraction, the free exponent is kept, unless its BIC exceeds that of the fraction by more than 6.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
