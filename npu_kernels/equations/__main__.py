@@ -24,6 +24,7 @@ Frame = Any  # of pandas
 NAMED_CELLS = 3  # in a message
 YEAR = "1[5-9][0-9]{2}|20[0-9]{2}"
 MIN_NAMES, MAX_CELLS = 3, 0.8  # that are numbers, in a header; of the cells below, decimals
+MIN_ABOVE_TOTALS, SUM_ERROR = 4, 3e-6  # rows above their sum, and its relative rounding error
 SAMPLE = 500  # lines by which the delimiter is chosen
 DELIMITERS = "\t", ";", ",", "|", "  ", " "  # the last two: two blanks or more, one or more
 ERRORS = "#n/a", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"  # Excel's
@@ -431,6 +432,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         _check_picture(options.plot)
     numbers = table.numbers(names, options.skip_rows, options.groups)
+    left_out, lines = len(table.cells) - len(numbers), list(table.left_out)
+    if _ends_with_totals(numbers):
+        lines.append(f"line {numbers.index[-1]}, the sum of the lines above,")
+        numbers = numbers.iloc[:-1]
     labels_of_rows = table.cells.loc[numbers.index]
     groups = None if options.groups is None else list(labels_of_rows[options.groups])
     units = _units(options, table, names)
@@ -456,9 +461,8 @@ def _run(options: argparse.Namespace) -> int:
     facts = [f"{len(numbers)} rows of {', '.join(inputs)}"]
     if units is not None:
         facts.append(f"units: {', '.join(f'{name} in {full_unit(units[name])}' for name in names)}")
-    left_out = len(table.cells) - len(numbers)
     facts += [f"{left_out} rows left out"] * bool(left_out)
-    facts += [f"{', '.join(table.left_out)} left out"] * bool(table.left_out)
+    facts += [f"{', '.join(lines)} left out"] * bool(lines)
     facts += [f"groups by {options.groups}"] * (groups is not None)
     unitless = [name for name in names if name not in table.units]
     if table.units and units is None and not options.no_units:
@@ -494,6 +498,13 @@ def _columns(
     if options.groups is not None and options.groups not in set(table.cells) - set(names):
         raise ValueError(f"--groups must be another column of {columns}; got {options.groups}")
     return inputs, target
+
+
+def _ends_with_totals(numbers: Frame) -> bool:
+    """Whether each number of the last row is the sum of its column, up to six digits."""
+    above, last = numbers.iloc[:-1], numbers.iloc[-1]
+    is_sum = (last - above.sum()).abs() <= SUM_ERROR * above.abs().sum()
+    return bool(len(above) >= MIN_ABOVE_TOTALS and is_sum.all() and last.all())
 
 
 def _units(

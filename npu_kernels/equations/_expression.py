@@ -110,6 +110,8 @@ class Expression:
             return numbers[match[1]]
 
         text = QUOTED.sub(of_column, self.text.strip())
+        if "#" in text:  # Python would read no further
+            self._refuse("has a comment")
         try:
             tree = ast.parse(text, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # a null byte, deep nesting

@@ -381,6 +381,14 @@ def test_encodings(encoding, read):
     assert read(content)[:2] == (TWO, ["höhe", "b"])
 
 
+def test_a_row_of_totals(read):
+    lines = ["1.5,2,0.5", "2.5,4,8", "3.5,8,1", "0.25,3,2", "7.75,17,11.5"]
+    rows, _, said = read("\n".join(["a,b,y", *lines]))
+    assert rows[-1] == [0.25, 3, 2]
+    assert said == "4 rows of a, b; line 6, the sum of the lines above, left out"
+    assert len(read("\n".join(["a,b,y", *lines[:4], "7.75,17,11.6"]))[0]) == 5
+
+
 def test_units_of_cells_and_unknown_ones(read, capsys):
     pytest.importorskip("pint", reason="pint is not installed")
     said = read("a;b [V];y [-]\n12%;2;3\n13%;4;5\n", "--units", "a=%")[2]

@@ -185,6 +185,12 @@ def test_a_line_in_time_stamps(origin):
     assert f"Subtract a reference value, such as x0 - {origin:.6g}" in note
 
 
+def test_a_column_without_width_is_named_where_the_equation_is_a_constant():
+    x = 2.0**53 + 6 * np.arange(60)
+    fitted = NPURegressor(random_state=0).fit(x[:, None], x - 2.0**53)
+    assert "The values of x0 differ by 3.9e-14 of their size" in " ".join(fitted.equations_.notes)
+
+
 def test_a_line_in_years():
     lines = 0
     for seed in range(6):

@@ -221,19 +221,23 @@ def test_a_code_may_be_in_most_rows(column, value, count):
     assert model.equations_.outliers == tuple(rows.tolist())
 
 
-@pytest.mark.parametrize("end", ["saturated", "limit", "half the limit", "steps"])
+@pytest.mark.parametrize("end", ["saturated", "limit", "half the limit", "steps", "four", "both"])
 def test_readings_at_the_end_of_a_scale(end):
     x = uniform(1, 150, 0.1)
     y = 2 * x[:, 0] ** 2 * (1 + 0.01 * noise(150))
     low, high = np.quantile(y, [0.2, 0.8])
-    clipped = {
-        "saturated": np.minimum(y, high),
-        "limit": np.maximum(y, low),
-        "half the limit": np.where(y < low, low / 2, y),
-        "steps": np.minimum(np.round(y, 1), 12),
+    fourth, tenth = np.sort(y)[[3, 14]]
+    clipped, ends = {
+        "saturated": (np.minimum(y, high), [high]),
+        "limit": (np.maximum(y, low), [low]),
+        "half the limit": (np.where(y < low, low / 2, y), [low / 2]),
+        "steps": (np.minimum(np.round(y, 1), 12), [12]),
+        "four": (np.maximum(y, fourth), [fourth]),
+        "both": (np.clip(y, tenth, high), [tenth, high]),
     }[end]
-    tied = np.isin(clipped, [low, low / 2, high, 12])
-    with pytest.warns(EquationWarning, match=rf"y is .* in {tied.sum()} of 150 rows, "):
+    tied = np.isin(clipped, ends)
+    counts = [rf"in {(clipped == value).sum()} of 150 rows, " for value in ends]
+    with pytest.warns(EquationWarning, match=rf"y is .*{'.*'.join(counts)}"):
         model = NPURegressor(random_state=0).fit(x, clipped)
     check(model, {(2,): 2}, rel=0.01)
     assert model.equations_.outliers == tuple(np.flatnonzero(tied).tolist())
@@ -303,6 +307,23 @@ def test_a_slip_among_few_rows():
         model = NPURegressor(random_state=0).fit(x, y)
     assert model.equations_.outliers == (3,)
     check(model, {(1,): 0.3454, (0,): 4}, rel=0.02)
+
+
+@few_rows
+@pytest.mark.parametrize(
+    ("rows", "factor", "seed", "size"),
+    [(8, 1.3, 101, 0), (10, 1.3, 100, 0), (14, 0.5, 100, 0), (10, 2, 1, 1e-3), (10, 1.3, 1, 1e-2)],
+)
+def test_a_slip_moves_no_equation_of_a_small_table(rows, factor, seed, size):
+    """Without the robust fit of every candidate the best equation hides the row."""
+    draw = RNG(seed)
+    X = np.round(draw.uniform(1, 9, (rows, 2)), 2)
+    y = 3 * X[:, 0] ** 2 / X[:, 1] * (1 + size * draw.standard_normal(rows))
+    y[4] *= factor
+    with pytest.warns(EquationWarning, match="1 row is far from the equation of all other rows"):
+        model = NPURegressor(random_state=0).fit(X, y)
+    assert model.equations_.outliers == (4,)
+    check(model, {(2, -1): 3}, rel=0.01)
 
 
 def equation_of_groups(seed, size):

@@ -25,6 +25,7 @@ Array = Any
 MIN_WITH_OUTLIERS = 8  # rows from which outliers are looked for
 ROUGH = 0.3  # of y's standard deviation: the error from which outliers may have hidden the equation
 OUTLIER_ROUNDS = 3  # searches without suspected outliers
+SMALL = 30  # rows below which one outlier may hide: every equation is asked
 WILD = 7.0  # robust standard deviations from which a row is suspected
 MAX_WILD = 0.2  # share of the rows; values that occur in many rows may be more of them
 FEW = 0.03  # share of the rows up to which tails are not heavy
@@ -35,7 +36,7 @@ FEW_STEPS = 3  # of rounded readings: a code is farther from all others
 # A value in several rows is a code too if it is so many times the width of all others away from
 # them. The first or last of y is the end of a scale if it is in so many rows, and in so many times
 # as many as any other.
-MIN_CODED, FAR_OUTSIDE, MIN_AT_END, OFTEN = 3, 3.0, 5, 4
+MIN_CODED, FAR_OUTSIDE, MIN_AT_END, OFTEN = 3, 3.0, 4, 4
 FEW_BELOW = 3  # rows with a y of the other sign than all others
 GAP = 3.0  # ratio of the median error of outliers to the largest of the others
 FEW_ROWS, WIDE_GAP = 15, 10.0  # below so many rows, which an equation may follow, the gap is wider
@@ -75,12 +76,15 @@ def find_equations(
     without, tried = result_of_all, list[tuple[SearchResult, Array]]()
     try:
         suspects = odd.any(1) if odd.any() else _suspected(rows, result_of_all, keep, odd)
-        if not odd.any() and (best.nrmse > ROUGH or suspects.mean() > FEW):
+        hidden = _hidden(rows, result_of_all)
+        is_rough = best.nrmse > ROUGH or suspects.mean() > FEW or hidden.any()
+        if is_rough and not odd.any():
             robust = replace(settings, rules=replace(settings.rules, loss="huber"))
             of_huber = searched(rows, robust, powers)
             if not of_huber.complete:
                 return replace(result_of_all, complete=False)
             suspects = _suspected(rows, of_huber, keep, odd)
+            suspects = suspects if suspects.any() else hidden
         decisive, resting = _decisive(rows, result_of_all)
         if not odd.any():
             suspects = suspects | decisive
@@ -120,10 +124,8 @@ def _believed(
     """
     errors, is_odd = _errors(rows, without, keep), odd.any(1)
     squares = _squares(errors)
-    are_few = len(keep) < FEW_ROWS
-    gap = WIDE_GAP if are_few else GAP
-    is_apart = is_odd[~keep].all() or np.median(errors[~keep]) >= gap * errors[keep].max()
-    if not is_apart and (are_few or squares.mean() < TAILS**2 * squares[keep].mean()):
+    is_apart = is_odd[~keep].all() or _are_apart(errors, ~keep)
+    if not is_apart and (len(keep) < FEW_ROWS or squares.mean() < TAILS**2 * squares[keep].mean()):
         return False
     if clustered(rows.X[~is_odd], ~keep[~is_odd]) > APPROXIMATION:
         return False
@@ -213,8 +215,9 @@ def _at_end(rows: Rows, odd: Array) -> Array:
     readings = once[~odd[once]]
     values, counts = np.unique(rows.y[readings], return_counts=True)
     at_end = np.zeros(len(rows.y), dtype=bool)
-    for end, rest in ((0, counts[1:]), (-1, counts[:-1])):
-        is_often = len(rest) > FEW_VALUES and counts[end] >= OFTEN * rest.max()
+    rest = counts[1:-1]
+    for end in (0, -1):
+        is_often = len(rest) >= FEW_VALUES and counts[end] >= OFTEN * rest.max()
         if is_often and counts[end] >= MIN_AT_END and values[end] != 0:  # 0 may be a count
             at_end |= rows.y == values[end]
     return at_end
@@ -262,13 +265,42 @@ def _suspected(rows: Rows, result_of_all: SearchResult, keep: Array, odd: Array)
     plain = ~odd.any(1)
     errors = _errors(rows, result_of_all, keep)
     if (errors > WILD * _scale(errors[plain])).any():
-        best = result_of_all.equations[result_of_all.best_index]
-        with suppress(ValueError):  # an equation without a value in some row stays as it is
-            _, robust = refitted(best, rows.take(keep), "huber")
-            result_of_all = replace(result_of_all, equations=[robust], best_index=0)
-            errors = _errors(rows, result_of_all, keep)
+        errors = _robust_errors(rows, result_of_all, keep)
     suspects: Array = errors > WILD * _scale(errors[plain])
     return suspects if suspects[plain].mean() <= MAX_WILD else np.zeros_like(suspects)
+
+
+def _robust_errors(rows: Rows, result_of_all: SearchResult, keep: Array) -> Array:
+    """`_errors` of the best equation, whose parameters give little weight to outliers."""
+    best = result_of_all.equations[result_of_all.best_index]
+    with suppress(ValueError):  # an equation without a value in some row stays as it is
+        _, robust = refitted(best, rows.take(keep), "huber")
+        result_of_all = replace(result_of_all, equations=[robust], best_index=0)
+    return _errors(rows, result_of_all, keep)
+
+
+def _hidden(rows: Rows, result_of_all: SearchResult) -> Array:
+    """The outliers of a small table by another equation: they have moved the best one.
+
+    Errors of any kind are tried, unless they are known.
+    """
+    everything = np.ones(len(rows.y), dtype=bool)
+    kinds = ("additive", "proportional") if rows.noise is None else (result_of_all.noise,)
+    for equation in result_of_all.equations if len(rows.y) < SMALL else ():
+        for kind in kinds if equation.n_parameters < len(rows.y) // 2 else ():
+            other = replace(result_of_all, noise=kind, inflation=everything.astype(float))
+            other = replace(other, equations=[replace(equation, noise=kind)], best_index=0)
+            errors = _robust_errors(rows, other, everything)
+            suspects: Array = errors > WILD * _scale(errors)
+            if 0 < suspects.mean() <= MAX_WILD and _are_apart(errors, suspects):
+                return suspects
+    return ~everything
+
+
+def _are_apart(errors: Array, outliers: Array) -> bool:
+    """Whether there is a gap between the errors of outliers and those of the other rows."""
+    gap = WIDE_GAP if len(errors) < FEW_ROWS else GAP
+    return bool(np.median(errors[outliers]) >= gap * errors[~outliers].max())
 
 
 def _decisive(rows: Rows, result: SearchResult) -> tuple[Array, list[str]]:

@@ -591,7 +591,7 @@ def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
         "nearly linear, so their exponents are arbitrary. Subtract a reference value, such as "
         f"{name} - {X[:, i].min():.6g}, unless the equation is known to have {name} itself."
         for i, name in enumerate(equation.names)
-        if used[i] and shares[i] < limit
+        if (used[i] or not used.any()) and shares[i] < limit
     ]
 
 
