@@ -149,7 +149,7 @@ LOST = "checkpoint .* could not be written"
 OTHERS = {
     "one_by_one": "npu_kernels: training.run makes its steps one by one",
     "decorated_run": "npu_kernels: training.run makes its steps one by one",
-    "overflow": "npu: 0 .RealNPU.: the output",
+    "overflow": "npu: 0 .RealNPU.: output 0 is inf",
     "overflow_of_gradients": "npu: 0 .NAU.: the gradient",
     "stiff": "rollout: .* steps",
     "stiff_weights": "integrate: .* steps",

@@ -39,7 +39,6 @@ def test_a_known_part_is_added_everywhere():
 
 
 def test_a_known_part_has_no_comment():
-    """It would be in the text of the equation, and Python would read no further."""
     with pytest.raises(ValueError, match=r"known_part must be .* which has a comment"):
         model(known_part="x0*x1 # lift").fit(uniform(3), fall(uniform(3)))
 

@@ -325,7 +325,6 @@ def test_a_slip_among_few_rows():
     [(8, 1.3, 101, 0), (10, 1.3, 100, 0), (14, 0.5, 100, 0), (10, 2, 3, 1e-3), (10, 1.3, 1, 1e-2)],
 )
 def test_a_slip_moves_no_equation_of_a_small_table(rows, factor, seed, size):
-    """Without the robust fit of every candidate the best equation hides the row."""
     draw = RNG(seed)
     X = np.round(draw.uniform(1, 9, (rows, 2)), 2)
     y = 3 * X[:, 0] ** 2 / X[:, 1] * (1 + size * draw.standard_normal(rows))

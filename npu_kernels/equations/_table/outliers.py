@@ -25,7 +25,7 @@ Array = Any
 MIN_WITH_OUTLIERS = 8  # rows from which outliers are looked for
 ROUGH = 0.3  # of y's standard deviation: the error from which outliers may have hidden the equation
 OUTLIER_ROUNDS = 3  # searches without suspected outliers
-SMALL = 30  # rows below which one outlier may hide: every equation is asked
+SMALL_TABLE = 30  # rows below which one outlier may hide: every equation is asked
 WILD = 7.0  # robust standard deviations from which a row is suspected
 MAX_WILD = 0.2  # share of the rows; values that occur in many rows may be more of them
 FEW = 0.03  # share of the rows up to which tails are not heavy
@@ -280,19 +280,19 @@ def _robust_errors(rows: Rows, result_of_all: SearchResult, keep: Array) -> Arra
 
 
 def _hidden(rows: Rows, result_of_all: SearchResult) -> Array:
-    """The outliers of a small table by another equation: they have moved the best one.
+    """The outlier of a small table by another equation: it has moved the best one.
 
     Errors of any kind are tried, unless they are known.
     """
     everything = np.ones(len(rows.y), dtype=bool)
     kinds = ("additive", "proportional") if rows.noise is None else (result_of_all.noise,)
-    for equation in result_of_all.equations if len(rows.y) < SMALL else ():
+    for equation in result_of_all.equations if len(rows.y) < SMALL_TABLE else ():
         for kind in kinds if equation.n_parameters < len(rows.y) // 2 else ():
             other = replace(result_of_all, noise=kind, inflation=everything.astype(float))
             other = replace(other, equations=[replace(equation, noise=kind)], best_index=0)
             errors = _robust_errors(rows, other, everything)
             suspects: Array = errors > WILD * _scale(errors)
-            if 0 < suspects.mean() <= MAX_WILD and _are_apart(errors, suspects):
+            if suspects.sum() == 1 and _are_apart(errors, suspects):
                 return suspects
     return ~everything
 

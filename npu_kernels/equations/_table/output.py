@@ -66,6 +66,7 @@ FEW_ROWS = 40  # rows below which none are held out
 HELD_OUT = 0.2  # share of the rows
 MAX_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
+NO_WIDTH = 1e-9  # of a column over its size, for which an equation may be a constant
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 APPROXIMATION = 0.3  # the same, from which an equation misses something
 SHARES = np.arange(1, 8) / 8  # of a gap between values, where a denominator may be 0
@@ -591,7 +592,7 @@ def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
         "nearly linear, so their exponents are arbitrary. Subtract a reference value, such as "
         f"{name} - {X[:, i].min():.6g}, unless the equation is known to have {name} itself."
         for i, name in enumerate(equation.names)
-        if (used[i] or not used.any()) and shares[i] < limit
+        if shares[i] < (limit if used[i] else NO_WIDTH * (not used.any()))
     ]
 
 
