@@ -24,7 +24,8 @@ Frame = Any  # of pandas
 NAMED_CELLS = 3  # in a message
 YEAR = "1[5-9][0-9]{2}|20[0-9]{2}"
 MIN_NAMES, MAX_CELLS = 3, 0.8  # that are numbers, in a header; of the cells below, decimals
-MIN_ABOVE_TOTALS, SUM_ERROR = 4, 3e-6  # rows above their sum, and its relative rounding error
+# Rows above their sum, and its relative rounding error. 1, 2, 3, 4, 10 may be chosen values.
+MIN_ABOVE_TOTALS, SUM_ERROR = 10, 3e-6
 SAMPLE = 500  # lines by which the delimiter is chosen
 DELIMITERS = "\t", ";", ",", "|", "  ", " "  # the last two: two blanks or more, one or more
 ERRORS = "#n/a", "#div/0!", "#ref!", "#value!", "#name?", "#num!", "#null!"  # Excel's
@@ -470,7 +471,7 @@ def _run(options: argparse.Namespace) -> int:
     unused = [name for name in labels if name not in (*names, options.groups)]
     facts += [f"no numbers in {', '.join(unused)}"] * bool(unused)
     outliers = [str(numbers.index[row]) for row in model.equations_.outliers]
-    facts += [f"outliers in line {', '.join(outliers)} of the file"] * bool(outliers)
+    facts += [f"outliers: line {', line '.join(outliers)} of the file"] * bool(outliers)
     print("; ".join(facts))
     print(model.report())
     if options.plot is not None:

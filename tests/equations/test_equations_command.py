@@ -382,11 +382,12 @@ def test_encodings(encoding, read):
 
 
 def test_a_row_of_totals(read):
-    lines = ["1.5,2,0.5", "2.5,4,8", "3.5,8,1", "0.25,3,2", "7.75,17,11.5"]
-    rows, _, said = read("\n".join(["a,b,y", *lines]))
-    assert rows[-1] == [0.25, 3, 2]
-    assert said == "4 rows of a, b; line 6, the sum of the lines above, left out"
-    assert len(read("\n".join(["a,b,y", *lines[:4], "7.75,17,11.6"]))[0]) == 5
+    lines = ["a,b,y", *(f"{n}.5,{n * n},{20 - n}" for n in range(10))]
+    rows, _, said = read("\n".join([*lines, "50,285,155"]))
+    assert rows[-1] == [9.5, 81, 11]
+    assert said == "10 rows of a, b; line 12, the sum of the lines above, left out"
+    assert len(read("\n".join([*lines, "50,285,156"]))[0]) == 11
+    assert len(read("a,b,y\n1,1,3\n2,1,6\n3,1,9\n4,1,12\n10,4,30\n")[0]) == 5
 
 
 def test_units_of_cells_and_unknown_ones(read, capsys):

@@ -14,8 +14,8 @@ from npu_kernels._operators.precision import float32_matmul_precision
 from tools.aot import loops
 from tools.aot.compiling import TARGETS, compile_instead, faults, measure
 
-# Of targets that use another's tables: the NPU with the most products. A quick run compiles it for
-# the most common of these chips alone, and for the others the smallest kernels.
+# The calls that are compiled for targets that use another's tables: large ones need the most
+# registers. A quick run has them for the most common of these chips alone, and else the smallest.
 FEW = ("large", "planes", "small 6 -> 2", "planes high")
 QUICK = {"sm_120": ("large", "planes")}
 SMALLEST = ("small 6 -> 2",)

@@ -475,8 +475,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             error, from the equation fitted to the other rows, exceeds 7 robust standard deviations.
             And either there is a gap between the errors of the outliers and the errors of the other
             rows, or the errors have heavy tails. At most 1/5 of the rows are outliers. Rows with a
-            missing-value code (such as -999) or with saturated y (many rows with exactly the
-            largest or smallest y) are removed without that limit. Removed rows are reported.
+            missing-value code (such as -999) or with saturated y (four or more rows with exactly
+            the largest or smallest y) are removed without that limit. Removed rows are reported.
             "squared": least squares; all rows are kept, and outliers are reported. "huber",
             "soft_l1": robust losses; all rows are kept, and only missing-value codes and saturated
             y are reported. With max_terms=None, "auto" is "squared", and only missing-value codes

@@ -25,7 +25,7 @@ Array = Any
 MIN_WITH_OUTLIERS = 8  # rows from which outliers are looked for
 ROUGH = 0.3  # of y's standard deviation: the error from which outliers may have hidden the equation
 OUTLIER_ROUNDS = 3  # searches without suspected outliers
-SMALL_TABLE = 30  # rows below which one outlier may hide: every equation is asked
+SMALL_TABLE = 30  # rows below which an outlier may move the best equation to itself
 WILD = 7.0  # robust standard deviations from which a row is suspected
 MAX_WILD = 0.2  # share of the rows; values that occur in many rows may be more of them
 FEW = 0.03  # share of the rows up to which tails are not heavy
@@ -76,7 +76,7 @@ def find_equations(
     without, tried = result_of_all, list[tuple[SearchResult, Array]]()
     try:
         suspects = odd.any(1) if odd.any() else _suspected(rows, result_of_all, keep, odd)
-        hidden = _hidden(rows, result_of_all)
+        hidden = np.zeros_like(keep) if odd.any() else _hidden(rows, result_of_all)
         is_rough = best.nrmse > ROUGH or suspects.mean() > FEW or hidden.any()
         if is_rough and not odd.any():
             robust = replace(settings, rules=replace(settings.rules, loss="huber"))
@@ -288,8 +288,10 @@ def _hidden(rows: Rows, result_of_all: SearchResult) -> Array:
     kinds = ("additive", "proportional") if rows.noise is None else (result_of_all.noise,)
     for equation in result_of_all.equations if len(rows.y) < SMALL_TABLE else ():
         for kind in kinds if equation.n_parameters < len(rows.y) // 2 else ():
-            other = replace(result_of_all, noise=kind, inflation=everything.astype(float))
-            other = replace(other, equations=[replace(equation, noise=kind)], best_index=0)
+            other = replace(
+                result_of_all, noise=kind, equations=[replace(equation, noise=kind)], best_index=0,
+                inflation=everything.astype(float),
+            )  # fmt: skip
             errors = _robust_errors(rows, other, everything)
             suspects: Array = errors > WILD * _scale(errors)
             if suspects.sum() == 1 and _are_apart(errors, suspects):

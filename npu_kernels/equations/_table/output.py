@@ -587,12 +587,13 @@ def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
     deviation, terms = (rows.y / equation.scale).std(), float(np.abs(equation.scaled).max())
     lost = max(EXACT_ERROR, FLOAT64_ROUNDING * terms / (deviation or math.inf))
     limit = math.sqrt(lost) if equation.exact else NARROW
+    limits = np.where(used, limit, 0.0 if used.any() else NO_WIDTH)
     return [
         f"The values of {name} differ by {shares[i]:.2g} of their size: every power of them is "
         "nearly linear, so their exponents are arbitrary. Subtract a reference value, such as "
         f"{name} - {X[:, i].min():.6g}, unless the equation is known to have {name} itself."
         for i, name in enumerate(equation.names)
-        if shares[i] < (limit if used[i] else NO_WIDTH * (not used.any()))
+        if shares[i] < limits[i]
     ]
 
 
