@@ -329,10 +329,12 @@ def test_a_slip_moves_no_equation_of_a_small_table(rows, factor, seed, size):
     X = np.round(draw.uniform(1, 9, (rows, 2)), 2)
     y = 3 * X[:, 0] ** 2 / X[:, 1] * (1 + size * draw.standard_normal(rows))
     y[4] *= factor
-    with pytest.warns(EquationWarning, match="1 row is far from the equation of all other rows"):
-        model = NPURegressor(random_state=0).fit(X, y)
-    assert model.equations_.outliers == (4,)
-    check(model, {(2, -1): 3}, rel=0.01)
+    every_row_twice = [np.full(rows, 2)] * (size == 0)
+    for weight in (None, *every_row_twice):
+        with pytest.warns(EquationWarning, match="1 row is far from the equation of all other"):
+            model = NPURegressor(random_state=0).fit(X, y, sample_weight=weight)
+        assert model.equations_.outliers == (4,)
+        check(model, {(2, -1): 3}, rel=0.01)
 
 
 def equation_of_groups(seed, size):

@@ -282,19 +282,20 @@ def _robust_errors(rows: Rows, result_of_all: SearchResult, keep: Array) -> Arra
 def _hidden(rows: Rows, result_of_all: SearchResult) -> Array:
     """The outlier of a small table by another equation: it has moved the best one.
 
-    Errors of any kind are tried, unless they are known.
+    Errors of any kind are tried, unless they are known. Rows that count several times are one row.
     """
+    count = len(np.unique(rows.origin))
     everything = np.ones(len(rows.y), dtype=bool)
     kinds = ("additive", "proportional") if rows.noise is None else (result_of_all.noise,)
-    for equation in result_of_all.equations if len(rows.y) < SMALL_TABLE else ():
-        for kind in kinds if equation.n_parameters < len(rows.y) // 2 else ():
+    for equation in result_of_all.equations if count < SMALL_TABLE else ():
+        for kind in kinds if equation.n_parameters < count // 2 else ():
             other = replace(
                 result_of_all, noise=kind, equations=[replace(equation, noise=kind)], best_index=0,
                 inflation=everything.astype(float),
             )  # fmt: skip
             errors = _robust_errors(rows, other, everything)
             suspects: Array = errors > WILD * _scale(errors)
-            if suspects.sum() == 1 and _are_apart(errors, suspects):
+            if len(np.unique(rows.origin[suspects])) == 1 and _are_apart(errors, suspects):
                 return suspects
     return ~everything
 
