@@ -61,7 +61,7 @@ def incomplete(group: Sequence[Row]) -> bool:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The shares found and the median processor times, as Markdown, of the classes in `TITLES`."""
+    """The shares found and the median CPU times, as Markdown, of the classes in `TITLES`."""
     rows = [row for row in rows if row["class"] in TITLES]
     sizes = " or ".join(map(str, sorted({row["rows"] for row in rows})))
     seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
@@ -69,7 +69,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [
         f"{sizes} rows; seeds: {seeds}; one thread. Planned: the number of equations times "
         f"{PLANNED_SEEDS} seeds; a star marks",
-        "a cell that lacks equations of a seed. In brackets: median processor time in seconds; "
+        "a cell that lacks equations of a seed. In brackets: median CPU time in seconds; "
         "median size in terms,",
         "for gplearn and pyoperon in nodes of a tree. Not distinguishable: equations that were not",
         "found, whose BIC on these rows is no larger than the true equation's.\n",

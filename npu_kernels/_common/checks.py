@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 MAX_INT64 = 2**63 - 1  # torch and C++ have no integers beyond
+# Two numbers with a separator of dates or times, or a number beside a month's name.
+DATE = r"\d[-/:]\d|\d\.\d+\.\d|\d.*[A-Za-z]{3}|[A-Za-z]{3}.*\d"
 FINEST_FRACTION = 1000  # the largest denominator: each one up to it is tried
 
 
@@ -215,7 +218,7 @@ def _is_date(text: str) -> bool:
         float(text)
         return False
     except ValueError:
-        if not any(map(str.isdigit, text)):  # pandas accepts "now"
+        if not re.search(DATE, text):  # pandas accepts "1.6a" too
             return False
     try:
         import pandas

@@ -65,8 +65,8 @@ class use_backend(contextlib.ContextDecorator):
     `torch.utils.checkpoint`. There are three exceptions, for which the block must enclose the
     forward and the backward pass: `ode.rollout` with adaptive steps, selective checkpoints
     (``context_fn`` of `torch.utils.checkpoint`), and code that `torch.compile` compiles. Enter the
-    block outside of compiled functions. They do not see asyncio tasks: they use the choice that any
-    task of their thread made last.
+    block outside of compiled functions. A compiled function does not distinguish asyncio tasks: it
+    uses the last choice that any task of its thread made.
 
     Raises ValueError for an unknown name. A call under a backend that cannot run on its tensors
     raises RuntimeError, which lists why each backend cannot run.

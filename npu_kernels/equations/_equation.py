@@ -164,15 +164,14 @@ class Equation:
         exponents: the exponents ``[K, n]``.
         exponents_stderr: their standard errors ``[K, n]``; 0 for simple fractions.
         free: which exponents are not simple fractions ``[K, n]``.
-        freed: estimate and standard error ``[2, K, n]`` of each rounded exponent if it alone is
-            estimated, while the other rounded exponents keep their fractions; nan for other
-            exponents.
+        freed: for each rounded exponent, its estimate and standard error ``[2, K, n]`` if it alone
+            is estimated freely; nan for exponents that were not rounded.
         nonnegative: which inputs are never negative ``[n]``.
         nrmse: root mean square of the residuals of all rows over the standard deviation of y, the
             square root of 1 - R**2.
-        holdout_nrmse: the same on held-out rows, or leaving out one row at a time. The equation is
-            chosen without the held-out rows, and then again on all rows. If the two have different
-            forms, this is the larger of their errors.
+        holdout_nrmse: the same on held-out rows, or leaving out one row at a time. The form is
+            chosen twice: without the held-out rows, and on all rows. If the two forms differ, both
+            are fitted without the held-out rows, and this is the larger of their errors on these.
         n_held_out: number of held-out rows; 0: one row at a time was left out.
         bic: the information criterion, see `NPURegressor`.
         exact: whether the residuals are no larger than rounding errors: of y's dtype, and of the
@@ -183,7 +182,8 @@ class Equation:
             ``[K]`` or ``[G, K]``.
         log_mean: logarithms of the scales of the inputs ``[n]``.
         scale: scale of y.
-        constraint: the exponents that the units allow, ``p * offset + matrix @ u`` for any u.
+        constraint: what the units allow (internal): its `offset` and `matrix` give the exponents
+            ``p * offset + matrix @ u`` for a power p of y and any vector u.
         noise: error model of y, see `EquationTable`.
         weighted_nrmse: root mean square of the residuals over the root mean square of y, with every
             row divided by the size of its errors.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +18,7 @@ Array = Any
 
 # ---- digits --------------------------------------------------------------------------------------
 
+FLOAT64_DIGITS = 15  # decimal digits that float64 keeps
 FLOAT64_ROUNDING = 8 * torch.finfo(torch.float64).eps  # of a size: what a sum in float64 loses
 
 
@@ -30,6 +32,23 @@ def digits_of(values: Any) -> float:
         dtype = np.asarray(values).dtype
         eps = float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
     return max(eps / 2, FLOAT64_ROUNDING)
+
+
+def last_digits(values: Any) -> Any:
+    """Return the size of each number's last digit ``[N]``; 0 if they have all digits of float64.
+
+    All have as many decimals or as many significant digits as the number with most of them.
+    """
+    import numpy as np
+
+    most, last = 0, 400
+    for value in values.tolist():
+        _, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+        most, last = max(most, len(digits)), min(last, int(exponent))
+        if most >= FLOAT64_DIGITS:
+            return np.zeros(len(values))
+    first = np.floor(np.log10(np.maximum(np.abs(values), 1e-300)))
+    return np.maximum(10.0**last, 10.0 ** (first + 1 - most))
 
 
 # ---- description lengths -------------------------------------------------------------------------

@@ -104,9 +104,9 @@ def fit(
     Negative inputs: if the first layer is a `RealNPU` or `NPU` and no equation was found that is
     exact (up to rounding), a second fit has ``|x|`` and the signs of x as separate inputs, which
     avoids the barrier. Its result is used if its error is at most ``1 + Recipe.slack`` times the
-    error of the first fit, and if its products can be written as powers of x: the exponents of
-    inputs with negative values must be integers, odd where the product contains the sign of the
-    input, else even, as in ``sign(x) |x|**3 = x**3``.
+    error of the first fit, and if it can be written with powers of x. For this, inputs with
+        negative values need integer exponents: odd if the sign of the input is a factor of the
+        product, as in ``sign(x) |x|**3 = x**3``, else even.
 
     Args:
         model: a layer of this package or a `Sequential` of such layers (`torch.nn.Sequential(NPU(2,

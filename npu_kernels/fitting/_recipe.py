@@ -32,13 +32,13 @@ class Recipe:
             falls along a cosine.
         wide: weights of NPU, RealNPU and NaiveNPU are initialised in U(-w, w) with ``w = min(v, v *
             sqrt(2 / inputs))`` and, in initialisation s, ``v = wide[s % len(wide)]``.
-        hidden: for an NPU or RealNPU after the first layer: number of inputs whose gates and
-            weights are not 0 at the start; the number 0 stands for all inputs. Initialisation s
-            uses ``hidden[s // len(wide) % len(hidden)]``. The other inputs begin with gate and
-            weight 0, because a product of a hundred random powers does not train.
+        hidden: only for an NPU or RealNPU after the first layer: how many of its inputs have a gate
+            and weights other than 0 at the start; 0 stands for all of them. Initialisation s uses
+            ``hidden[s // len(wide) % len(hidden)]``. The other inputs begin with gate and weight 0,
+            because a product of a hundred random powers does not train.
         gates: initial values of the gates; initialisation s uses ``gates[s % len(gates)]``.
-        imaginary: imaginary weights are initialised in U(-v w, v w), with the w of `wide`.
-            Initialisation s uses ``v = imaginary[s // (len(wide) * len(hidden)) %
+        imaginary: imaginary weights are initialised in U(-f w, f w), with the w of `wide`.
+            Initialisation s uses ``f = imaginary[s // (len(wide) * len(hidden)) %
             len(imaginary)]``, so all combinations of `wide`, `hidden` and `imaginary` occur.
         weight_bound: weights of NPU, RealNPU and NaiveNPU are clamped to [-weight_bound,
             weight_bound]; gates, and weights of NAU, NMU and NMRU, to the intervals of their

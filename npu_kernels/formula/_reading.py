@@ -189,8 +189,9 @@ def extract(
             written as x, without ``[x < 0]`` (1 if x < 0, else 0). Or data ``[N, I]``, a tensor,
             array or DataFrame: inputs without negative values in it are nonnegative.
         max_denominator: a weight that equals a fraction with at most this denominator, up to
-            rounding in its dtype, is written as a fraction, unless its size is 2^45 or more. A
-            weight that is only near a fraction is written as a decimal; `simplify` rounds it.
+            rounding in its dtype, is written as a fraction, unless its absolute value is 2^45 or
+            more. A weight that is only near a fraction is written as a decimal; `simplify` rounds
+            it.
 
     Products of powers are correct for inputs of both signs. With a gate of 1, an integer weight w
     is written as ``x**w``, any other weight as ``|x|**w``. A gate g strictly between 0 and 1 is

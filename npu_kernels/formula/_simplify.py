@@ -478,9 +478,10 @@ def simplify(
             the model.
         steps: "gates", "prune" and "round", in the order in which they are done; a gate that is
             rejected at first may be accepted when other weights are simpler. "gates" rounds gates
-            to 0 or 1. "prune" sets weights of a size below `threshold` to 0, and then everything
-            that no output depends on any more ("unused" in `SimplifyResult.steps`). "round" rounds
-            the weights of NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU and Linear to fractions.
+            to 0 or 1. "prune" sets weights with an absolute value below `threshold` to 0, and then
+            everything that no output depends on any more ("unused" in `SimplifyResult.steps`).
+            "round" rounds the weights of NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU and Linear to
+            fractions.
         threshold: of "prune": weights with a smaller absolute value are tried. ``math.inf`` tries
             all weights; without a tolerance all would become 0.
         max_denominator: maximum denominator of "round".
@@ -490,11 +491,12 @@ def simplify(
             simplest fraction that increases the error by at most its share: the unused part of the
             tolerance, divided by the number of weights still to be tried. "auto", with y: the error
             may become ``exp(min(P log(M) / (2 M), 0.5))`` times as large, for P nonzero parameters
-            and M values of y. By the BIC this is the largest increase that pays for removing all
-            parameters; the limit 0.5 makes it stricter. The increase is nearly 0 if the fit is
-            exact or there are many rows. Weights of sums (NAU, Linear) become 0, 1 or -1 within
-            this tolerance, and other fractions only if that does not increase the error, since
-            measured constants are rarely fractions. "auto", without y: all changes are accepted.
+            and M values of y. This is the largest increase at which the BIC still prefers a model
+            without these parameters. The limit 0.5 makes it stricter where there are few values.
+            The increase is nearly 0 if the fit is exact or there are many rows. Weights of sums
+            (NAU, Linear) become 0, 1 or -1 within this tolerance, and other fractions only if that
+            does not increase the error, since measured constants are rarely fractions. "auto",
+            without y: all changes are accepted.
         model_index: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.

@@ -71,8 +71,9 @@ class NMRU(BaseLayer):
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
         clip: True: the forward clips the weight to [0, 1]. False: it uses the weight as it is; then
-            clamp the weight to [0, 1] after each training step, by ``training.project_(model,
-            weight_bound=1)``; the value 1 is for other layers.
+            call ``training.project_(model, weight_bound=1)`` after each training step. It clamps
+            the weight to [0, 1], whatever the bound, which is for the power layers of the model.
+            The cosine of "separate" always uses the unclipped weight.
         sign: how the sign of y is computed: "product" of the signs of the factors, or "separate",
             by a cosine as in the RealNPU. In the authors' code the class NMRU is "product", but
             they computed the published results with "separate".

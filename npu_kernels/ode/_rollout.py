@@ -144,7 +144,7 @@ def rollout(
             state per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B initial states for all
             models).
         steps, dt: number and size of fixed steps. dt may be negative; it gets no gradient.
-        t: times of the result ``[M]``, increasing or decreasing, at any distances, for an adaptive
+        t: times of the result ``[M]``, increasing or decreasing, with any spacing, for an adaptive
             method; in place of steps and dt. The solver chooses its own steps, so many times cost
             little. u0 is the state at the first time. If t is a tensor that requires a gradient, it
             gets one. Different times for each initial state: ``[B, M]`` padded with nan at the end,
@@ -199,10 +199,10 @@ def rollout(
             than max_steps, or is inaccurate.
 
     With an adaptive method every trajectory has its own steps, chosen by a PI controller (Hairer).
-    Between steps the result of an explicit method is its interpolant, of order 4; with kvaerno5 an
-    implicit step of its own leads to each time of t, so the state is as accurate as at the end of a
-    step. A trajectory for which an explicit method is unsuitable gives a `StiffWarning`, and a
-    `StepSizeError` if max_steps do not suffice; "auto" computes it again with "kvaerno5".
+    Between steps, explicit methods interpolate with order 4. kvaerno5 takes a separate implicit
+    step to each time of t, so the states are as accurate as at the ends of steps. A trajectory for
+    which an explicit method is unsuitable gives a `StiffWarning`, and a `StepSizeError` if
+    max_steps do not suffice; "auto" computes it again with "kvaerno5".
 
     Gradients with respect to u0 and all parameters are exact for these steps (the discrete
     adjoint). Where a state or an input is 0, they are derivatives from the right, which for integer

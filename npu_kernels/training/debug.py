@@ -133,9 +133,9 @@ def detect_nonfinite(model: nn.Module, action: str = "raise") -> Iterator[list[N
 
     It is a context manager. Within the block the outputs of the layers, and the gradients with
     respect to these outputs, are checked. action: "raise" a `NonFiniteError` at the first such
-    value, "warn" of each, or "record" each. Yields the list of `NonFinite` records, at most one for
-    each layer and call in the forward, and one in the backward. Raises ValueError for any other
-    action.
+    value, "warn" of each, or "record" each. Yields the list of `NonFinite` records: for each call
+    of a layer at most one of the forward pass, and one of the backward pass. Raises ValueError for
+    any other action.
 
         >>> import torch
         >>> from npu_kernels import RealNPU, debug

@@ -113,6 +113,17 @@ def test_real_exponents_are_whole_for_inputs_of_both_signs():
         assert model.best_equation_.free.tolist() == [[False, True]]
 
 
+def test_one_power_is_not_written_as_two():
+    """The exponents of two terms would not be determined, and each counts fully then."""
+    x = uniform(1, 80, 0.5, 4)
+    y = 3 * x[:, 0] ** 0.77 + 0.02 * noise(80)
+    model = NPURegressor(
+        random_state=0, exponents="real", target_powers=(1,), max_terms=2, noise="additive"
+    ).fit(x, y)
+    assert model.best_equation_.n_terms == 1
+    assert model.exponents_[0, 0] == pytest.approx(0.77, abs=0.01)
+
+
 def test_negative_y_of_an_output_power():
     X = uniform(2)
     y = -np.sqrt(X[:, 0] ** 2 + 4 * X[:, 1] ** 2)

@@ -320,6 +320,18 @@ def test_a_slip_among_few_rows():
 
 
 @few_rows
+def test_an_error_of_rounding_is_no_slip():
+    """y has nine digits, so most errors are far smaller than that of the largest y."""
+    X = np.round(uniform(2, 14, 1, 9), 2)
+    y = np.array([float(f"{value:.9g}") for value in 3 * X[:, 0] ** 2 / X[:, 1]])
+    X[4, 0] *= 3
+    with pytest.warns(EquationWarning, match="1 row is far from the equation of all other rows"):
+        model = NPURegressor(random_state=0).fit(X, y)
+    assert model.equations_.outliers == (4,)
+    check(model, {(2, -1): 3}, rel=1e-6)
+
+
+@few_rows
 @pytest.mark.parametrize(
     ("rows", "factor", "seed", "size"),
     [(8, 1.3, 101, 0), (10, 1.3, 100, 0), (14, 0.5, 100, 0), (10, 2, 3, 1e-3), (10, 1.3, 1, 1e-2)],

@@ -161,6 +161,36 @@ def test_wild_values_do_not_decide_the_equation(wild: dict[int, float]) -> None:
     assert result.diagnostics.good
 
 
+@pytest.mark.parametrize(("low", "high"), [(0, 3), (0.5, 9)])
+def test_samples_at_the_limit_of_a_sensor_are_named(low: float, high: float) -> None:
+    t = torch.linspace(0, 10, 31, dtype=torch.float64)
+    u = noise(5 * torch.exp(-0.4 * t), 0.01).clamp(low, high)
+    count = int(((u == low) | (u == high)).sum())
+    said = f"{count} values of x0 are {low or high:g}, and none is beyond"
+    with pytest.warns(ode.PoorFitWarning, match=said):
+        result = ode.fit(equations_of([[1]], [[-0.4]]), t, u, init="model")
+    assert not result.diagnostics.good
+
+
+@pytest.mark.parametrize("digits", [2, 3, 16])
+def test_an_equilibrium_is_no_limit_of_a_sensor(digits: int) -> None:
+    """Rounded values, and those of float64, are equal where the state no longer changes."""
+    t = torch.linspace(0, 60, 61, dtype=torch.float64)
+    u = torch.round(1 / (1 + 9 * torch.exp(-0.7 * t)), decimals=digits)
+    assert len(u.unique()) < 59
+    result = ode.fit(equations_of([[1], [2]], [[0.7, -0.7]]), t, u, init="model")
+    assert "sensor" not in str(result.diagnostics)
+
+
+def test_a_small_r2_is_said() -> None:
+    """Errors as large as the curve's own variation."""
+    t = torch.linspace(0, 4, 81, dtype=torch.float64)
+    u = noise(3 * torch.exp(-0.4 * t), 0.3)
+    result = ode.fit(equations_of([[1]], [[-0.4]]), t, u, init="model")
+    assert result.diagnostics.good
+    assert "R2 = 0." in str(result.diagnostics)
+
+
 @pytest.mark.filterwarnings("ignore:ode.fit. .* as far from the equations as most")
 def test_a_code_for_a_missing_value_does_not_change_what_a_state_is() -> None:
     """-999 is no sign that an amount may be below 0, whose exponents would be whole numbers."""

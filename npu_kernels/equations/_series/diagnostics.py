@@ -21,6 +21,7 @@ from npu_kernels.equations._series.guesses import smoothed, spline_errors
 from npu_kernels.equations._series.outliers import (
     distances_from_neighbours,
     is_rough,
+    limit_notes,
     outlier_notes,
 )
 
@@ -28,6 +29,7 @@ MAX_RATIO = 2.0  # of residuals to errors, above which the equations miss someth
 MAX_MISSED = 0.05  # of the series' variation: equations that miss more do not fit
 MUCH_MISSED = 0.5  # of it: so much is no chance, however few samples there are
 MIN_EXPLAINED = 0.5  # share of the variation (R2) that equations explain at least
+MOST_EXPLAINED = 0.9  # of it: a note gives a smaller R2
 MAX_LOST = 0.3  # of it, from the smooth curve's first states on
 MAX_CHANCE = 1e-5  # of so great a ratio where the equations are right: few samples vary much
 MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
@@ -128,11 +130,14 @@ def judged(
     if jumps := _jumps(measured):
         rough = is_rough(candidate, distances_from_neighbours(measured)[1])
         (failed if rough else caveats).extend(jumps)
+    failed += limit_notes(measured, names)
     caveats += outlier_notes(candidate, measured, left_out, names)
     explained = _explained(candidate)
     if not explained >= MIN_EXPLAINED:
         text = "The equations explain less than half of the series' variation"
         failed.append(f"{text} (R2 = {explained:.2f}).")
+    elif explained < MOST_EXPLAINED:
+        caveats.append(f"R2 = {explained:.2f}.")
     if degrees <= 0:
         failed.append("There are no more measurements than parameters: any equations would fit.")
     elif degrees < FEW_DEGREES:

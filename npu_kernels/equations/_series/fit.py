@@ -70,8 +70,8 @@ def fit(
         model: ``nn.Sequential(RealNPU(D, h, num_models=K), NAU(h, D, num_models=K))``: D states, at
             most h products of powers, K random initialisations. With ``init="search"`` only the
             sizes of the model are used. The model is not changed. Exponents are real, gates are 0
-            or 1, and coefficients have any size, also if the layers clip their weights.
-        t: times ``[M]``, in any order and at any distances.
+            or 1, and coefficients are unbounded, also if the layers clip their weights.
+        t: times ``[M]``, in any order and with any spacing.
         u: the states at these times ``[M, D]``, nan where a value is missing. Tensors, arrays or
             DataFrames, whose columns become names. Several series: lists of t and u, or
             ``u [S, M, D]`` with ``t [M]`` or ``[S, M]``.
@@ -141,9 +141,9 @@ def fit(
         RuntimeError: no initialisation has a finite trajectory.
 
     States whose values are (nearly) all positive are treated as nonnegative, and so are their
-    initial values. The exponents of a state with both signs are integers. If the state passes 0
-    within a series, they are also nonnegative. With ``init="model"`` the model's exponents are
-    rounded to such integers, unless their ``requires_grad=False`` keeps them.
+    initial values. A state with both signs has integer exponents. If it passes 0 within a series,
+    its exponents are also nonnegative. With ``init="model"`` the model's exponents are rounded to
+    such integers, unless their ``requires_grad=False`` keeps them.
 
     The fit runs in float64. The series are smoothed, and the sets of products of powers that best
     explain the states or their derivatives become the initial guesses. Levenberg-Marquardt fits
@@ -151,7 +151,7 @@ def fit(
     for all guesses at once, using the fused ODE solver and its adjoint. Sets of products are then
     chosen again along the best trajectory. Steps are Runge-Kutta 4, halved until their error is a
     tenth of the noise, or implicit with a tolerance that is reduced in the same way.
-    Equations that no such steps solve are rejected.
+    Equations that neither method solves accurately enough are rejected.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode

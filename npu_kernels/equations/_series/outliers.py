@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from npu_kernels.equations._numbers import last_digits
 from npu_kernels.equations._series.candidates import Candidate, Job, Visited
 from npu_kernels.equations._series.data import Series
 from npu_kernels.equations._series.guesses import MIN_SIZE, sized
@@ -30,6 +31,11 @@ SIDE = 4  # neighbours of a value before it, and behind it
 ROUGH_RATIO = 2.0  # residuals over the errors of neighbours: a value may have moved the equations
 NAMED_VALUES = 5  # outliers of a column in a sentence
 MAX_SEARCHES = 3  # searches without suspected outliers
+MIN_CURVE = 4  # neighbouring values, all different, that are a part of a curve
+# A column's first or last value is the limit of a sensor if it is in so many samples, in runs of so
+# many at least, and the neighbours of a run are not near it, as they are at an equilibrium: they
+# are so many of the smallest steps of a rounded column away, or such a part of its deviation.
+MIN_AT_LIMIT, MIN_RUN, FEW_STEPS, SETTLED = 4, 3, 3.0, 1e-6
 
 # A candidate, the same with free exponents, and candidates of other forms.
 Outcome = tuple[Candidate, Candidate, Visited]
@@ -57,10 +63,32 @@ def found_without(
             return of_all, none
         suspects = outliers(outcome[0], data)
     is_settled = bool((suspects == left_out).all()) and not job.pressed
+    if _is_curve(data, left_out):
+        return of_all, none
     count = data.seen.sum((0, 1))
     if is_settled and _length(outcome[0], count) < _length(of_all[0], count):
         return outcome, left_out
     return of_all, none
+
+
+def _is_curve(data: Series, values: Tensor) -> bool:
+    """Return whether most of the values of a column are a part of a curve: neighbours that differ.
+
+    If most samples are at an equilibrium, its equation alone would leave out the way to it.
+    """
+    for d in range(values.shape[2]):
+        within = 0
+        for s in range(len(values)):
+            seen = data.seen[s, :, d]
+            is_out, column = values[s, seen, d], data.values[s, seen, d]
+            ends = torch.unique_consecutive(is_out, return_counts=True)[1].cumsum(0).tolist()
+            for first, end in itertools.pairwise([0, *ends]):
+                run = column[first:end]
+                if is_out[first] and len(run) >= MIN_CURVE and len(run.unique()) == len(run):
+                    within += len(run)
+        if 2 * within > int(values[..., d].sum()):
+            return True
+    return False
 
 
 def without(data: Series, values: Tensor) -> Series:
@@ -140,6 +168,41 @@ def outlier_notes(
             text += ". It may determine the result: fit again with nan in its place."
         texts.append(text)
     return texts
+
+
+def limit_notes(data: Series, names: tuple[str, ...]) -> list[str]:
+    """Return sentences on the columns that reach the limit of a sensor."""
+    texts = []
+    for d, name in enumerate(names):
+        columns = [values[data.seen[s, :, d], d] for s, values in enumerate(data.values)]
+        readings = torch.cat(columns).unique()
+        if len(readings) < MIN_VALUES // 2:
+            continue
+        is_rounded = bool(last_digits(readings.numpy()).any())
+        for limit, others in ((readings[-1], readings[:-1]), (readings[0], readings[1:])):
+            gap = FEW_STEPS * others.diff().min() if is_rounded else SETTLED * others.std()
+            count = sum(_samples_at(limit, column, gap) for column in columns)
+            if count >= MIN_AT_LIMIT and limit != 0:
+                text = f"{count} values of {name} are {float(limit):.6g}, and none is beyond: if it"
+                texts.append(f"{text} is a sensor's limit, fit again with nan in their place.")
+    return texts
+
+
+def _samples_at(limit: Tensor, column: Tensor, gap: Tensor) -> int:
+    """Return how many values of a series are in runs of one value; 0 if a run ends smoothly.
+
+    gap: the least distance of a run's neighbours from it.
+    """
+    is_at = column == limit
+    beside = torch.zeros_like(is_at)
+    beside[1:] |= is_at[:-1]
+    beside[:-1] |= is_at[1:]
+    beside &= ~is_at
+    if not beside.any() or bool(((column[beside] - limit).abs() <= gap).any()):
+        return 0
+    runs = torch.unique_consecutive(is_at, return_counts=True)
+    lengths = runs[1][runs[0]]
+    return int(lengths[lengths >= MIN_RUN].sum())
 
 
 def distances_from_neighbours(data: Series) -> tuple[Tensor, Tensor]:

@@ -352,7 +352,10 @@ def check_rows(function: str, **arguments: Any) -> None:
 
 
 def check_numeric(function: str, argument: str, value: Any) -> None:
-    """ValueError that names what is no number in an argument; other faults are left to others."""
+    """Raise an error that names what is no number in an argument; other faults are left to others.
+
+    ValueError for text, TypeError for objects.
+    """
     try:
         np.asarray(as_array(value), dtype=np.float64)
     except (TypeError, ValueError):
@@ -361,8 +364,11 @@ def check_numeric(function: str, argument: str, value: Any) -> None:
         for entry in np.asarray(value, dtype=object).ravel().tolist():
             try:
                 float(entry)
-            except (TypeError, ValueError):
+            except ValueError:
                 raise ValueError(f"{function}: {argument} must be numbers, got {entry!r}") from None
+            except TypeError as error:
+                said = f"{argument} must be numbers, got {entry!r}: {error}"
+                raise TypeError(f"{function}: {said}") from None
 
 
 def column_names(table: Any) -> list[str] | None:

@@ -137,6 +137,7 @@ class Results:
             check_columns(X)
         else:
             X, groups = self._separated(function, X, groups)
+        check_numeric(function, "X", X)
         check_numeric(function, "y", y)
         check_numeric(function, "sample_weight", sample_weight)
         options = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "reset": first}
@@ -190,6 +191,7 @@ class Results:
         equations = self._pick(None)
         check_rows("predict", X=X, groups=groups)
         X, groups = self._separated("predict", X, groups)
+        check_numeric("predict", "X", X)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         group = indices("predict", equations[0].labels, groups, len(X))
         results = np.column_stack([equation._predicted(X, group, True) for equation in equations])
@@ -392,7 +394,7 @@ class Results:
         return draw(table, equation, prediction, y)
 
     def report(self, level: float = 0.95) -> str:
-        """Return the best equation, its parameters with intervals, and doubts about it, as text.
+        """Return the best equation, its parameters with intervals, and warnings about it, as text.
 
         level: confidence level of the intervals.
 
@@ -457,10 +459,11 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             two inputs with simple exponents are added one by one; their number minimises the
             cross-validation error. Residuals then give no warnings, since they are mostly
             approximation errors, not noise.
-        target_powers: powers p of y to try. "auto": p = 1 first; then -1, 2, -2, 1/2 and -1/2
-            unless an equation with p = 1 fits exactly, or has simple exponents and one more term
-            does not lower the BIC. Powers other than 1 and -1 are tried only if y, apart from
-            noise, does not change sign.
+        target_powers: powers p of y to try. "auto": p = 1 first, then -1, 2, -2, 1/2 and -1/2. The
+            search ends after p = 1 if the best equation is one product with simple exponents and
+            its residuals have no pattern. After an exact equation only powers that may give a
+            shorter one are tried. Powers other than 1 and -1 are tried only if y, apart from noise,
+            does not change sign.
         exponents: "rational" (free if no fraction fits), "integer" or "real"; or bounds ``(low,
             high)``, each a number or one for each column: as "rational", but all exponents lie
             within the bounds, and no ratios are tried.

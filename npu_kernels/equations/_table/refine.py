@@ -221,7 +221,7 @@ def without_untold(C: Array, directions: Array) -> Array:
 
 Data = Problem | AllRows
 
-UNTOLD_NATS = 6.0  # of a free exponent that nothing tells: more than of a simple one
+UNTOLD_NATS = 6.0  # of a free exponent with an error wider than its range: more than a simple one
 SOLVED_ERROR = 1e-14  # of the target's deviation: no step makes smaller errors smaller
 OWN_ROW = 1e-3  # of a leverage less than 1: an equation passes through such a row
 ROUNDED = 1e-12  # of a leverage less than 1, by rounding
@@ -313,7 +313,7 @@ def freedom(problem: Data, variances: Iterable[float], press: float) -> list[flo
     nats = []
     for variance in variances:
         error = math.sqrt(2 * math.pi * max(float(variance) * noise, 1e-300))
-        min_nats = 1.0 if variance < math.inf else UNTOLD_NATS
+        min_nats = 1.0 if math.log(error) < width else UNTOLD_NATS
         nats.append(inputs + max(min_nats, width - math.log(error)))
     return nats
 

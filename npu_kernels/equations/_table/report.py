@@ -32,9 +32,9 @@ class EquationTable(list[Equation]):
         complete: False after Ctrl-C.
         outliers: indices of the rows that are far from the equation of the other rows; see `loss`
             of `NPURegressor`.
-        notes: doubts about the data and the equation, as text; `NPURegressor.fit` warns of them.
+        notes: warnings about the data and the equation, as text, which `NPURegressor.fit` gives.
 
-    result: the result of a search.
+    result: the result of a search; `NPURegressor.fit` makes the table from it.
     """
 
     def __init__(self, result: SearchResult) -> None:
