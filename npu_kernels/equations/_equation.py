@@ -171,7 +171,8 @@ class Equation:
             square root of 1 - R**2.
         holdout_nrmse: the same on held-out rows, or leaving out one row at a time. The form is
             chosen twice: without the held-out rows, and on all rows. If the two forms differ, both
-            are fitted without the held-out rows, and this is the larger of their errors on these.
+            are fitted without the held-out rows, and this is the larger of their two errors on the
+            held-out rows.
         n_held_out: number of held-out rows; 0: one row at a time was left out.
         bic: the information criterion, see `NPURegressor`.
         exact: whether the residuals are no larger than rounding errors: of y's dtype, and of the
@@ -254,7 +255,7 @@ class Equation:
 
         y is infinite where an input with a negative exponent is 0, and nan where a function of an
         input is undefined or the equation has a root of a negative number, as in NumPy. If the sum
-        is outside of the range of the function of y, such as 1.2 for a sine, y is the y of the
+        is outside of the range of the function of y, such as 1.2 for a sine, y is computed from the
         nearest value in the range.
         """
         X, count = np.asarray(X, dtype=np.float64), len(self.functions.inputs)
@@ -400,9 +401,9 @@ class Equation:
     def sympy(self) -> Any:
         """Return the right-hand side as a sympy expression. Needs sympy.
 
-        The symbols have the names of the inputs. They are real, and positive if the column is
-        positive and the equation has no root of a sum. With groups, coefficients are ``c1[group]``.
-        Raises OverflowError for a coefficient that float64 cannot represent.
+        The symbols have the names of the inputs. They are real, and positive if the column has no
+        negative value and the equation has no root of a sum. With groups, coefficients are
+        ``c1[group]``. Raises OverflowError for a coefficient that float64 cannot represent.
         """
         return self.formula().expressions[0]
 
@@ -519,8 +520,9 @@ class Equation:
         ratio is ``RealNPU(n, K + 1) -> NAU(K + 1, 2) -> RealNPU(2, 1)``. Functions are layers
         without weights before and after these layers, and a known part is added without weights.
 
-        The module maps ``[..., n]`` to ``[..., 1]``, and equals `predict`. Raises OverflowError for
-        a coefficient that float64 cannot represent.
+        The module maps ``[..., n]`` to ``[..., 1]``. It equals `predict`, except where `predict` is
+        infinite: there it may be a very large number. Raises OverflowError for a coefficient that
+        float64 cannot represent.
         """
         import torch
 
@@ -614,7 +616,7 @@ class Equation:
         return name
 
     def rounded_exponents(self) -> list[str]:
-        """Return each rounded exponent as text, with its estimate if it is free (see `freed`)."""
+        """Return a text for each rounded exponent: the fraction and the free estimate (`freed`)."""
         results = []
         for k, i in np.argwhere(~np.isnan(self.freed[0])).tolist():
             fraction = exponent_text(self.exponents[k, i]).strip("()")

@@ -190,7 +190,7 @@ class Interval:
     ) -> Interval:
         """Make an interval of t standard errors on both sides of an estimate.
 
-        one_sign: of the standard errors of its logarithm.
+        one_sign: whether it is that of the logarithm, so that both ends have the estimate's sign.
         """
         low, high = value - t * error, value + t * error
         if one_sign and value != 0 and math.isfinite(error):
@@ -199,7 +199,7 @@ class Interval:
         return cls(name, value, error, low, high)
 
     def within(self, low: float, high: float) -> Interval:
-        """Return the interval that ends where a bound of the parameter is."""
+        """Return the interval, cut off at the bounds of the parameter."""
         low = min(max(self.low, low), self.value)
         return replace(self, low=low, high=max(min(self.high, high), self.value))
 

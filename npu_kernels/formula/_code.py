@@ -28,7 +28,8 @@ class TorchFunction:
     `source`.
 
     Attributes:
-        source: source of a Python function of the single variables, which can be copied elsewhere.
+        source: source code of a Python function with one argument for each variable; it can be
+            copied elsewhere.
         names: names of the variables, in the order of the columns of x.
     """
 

@@ -197,9 +197,9 @@ class SimplifyStep:
 class SimplifyResult:
     """A simplified copy of a model, and its record.
 
-    ``str()`` is a table of the steps: parameters that are not 0, changes that were made and
-    rejected, error after the step, increase of the error by the step (cost), and the largest
-    increase by one change (largest). `details` lists every change.
+    ``str()`` is a table of the steps: number of parameters that are not 0, numbers of accepted and
+    of rejected changes, error after the step, increase of the error by the step (cost), and the
+    largest increase by one change (largest). `details` lists every change.
 
     Attributes:
         module: one model, without `num_models`.

@@ -20,8 +20,8 @@ such as logarithms, exponentials and cosines, are not counted.
 =========================  ========  ===========================================================
 products of rows, weights  forward   backward
 =========================  ========  ===========================================================
-NPU                        4         2 for x or gate, 2 for each weight; gate needs 1 of these 2
-RealNPU                    2         1 for x or gate, 2 for the weight; gate needs 1 of these 2
+NPU                        4         2 for x or gate, 2 for each weight (a gate alone: 1 of each 2)
+RealNPU                    2         1 for x or gate, 2 for the weight (a gate alone: 1 of the 2)
 NaiveNPU                   4         2 for x, 2 for each weight
 NMU                        1         1 for x, 1 for the weight
 NMRU, of 2 I inputs        1         1 for x, 1 for the weight; with separate signs one more

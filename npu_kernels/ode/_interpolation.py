@@ -19,11 +19,11 @@ def interpolate(
     method: str = "linear",
     derivatives: Tensor | None = None,
 ) -> Tensor:
-    """Return a trajectory ``[..., steps + 1, D]`` of step dt at `times` ``[M]``: ``[..., M, D]``.
+    """Interpolate a trajectory ``[..., steps + 1, D]`` of step dt at times: ``[..., M, D]``.
 
     Args:
-        times: between 0 and ``steps * dt``, in any order; they get no gradient. The trajectory
-            does.
+        times: ``[M]``, between 0 and ``steps * dt``, in any order; they get no gradient. The
+            trajectory does.
         method: "linear", or "hermite", the cubic of order 4 with the states and derivatives k at
             both ends of a step: ``(1 - s) u_n + s u_{n+1} + s (s - 1) ((1 - 2 s) (u_{n+1} - u_n) +
             (s - 1) dt k_n + s dt k_{n+1})`` with ``s = time / dt - n``.
@@ -31,8 +31,8 @@ def interpolate(
             ``rollout(..., return_derivatives=True)`` returns them for fixed steps. An adaptive
             method needs no interpolation: `rollout` returns its states at any times t.
 
-    At the time of a step the result is bitwise identical to its state. A state that is not finite
-    does not affect the times before its step. Raises ValueError for times outside of the
+    At the time of a step the result is bitwise identical to its state. A state ``u_n`` that is not
+    finite does not affect times up to ``(n - 1) * dt``. Raises ValueError for times outside of the
     trajectory.
     """
     dt = checks.check_dt("interpolate", dt)

@@ -66,7 +66,7 @@ class LBFGSResult(NamedTuple):
     Attributes:
         x: the last points ``[K, N]``.
         f: the values at x ``[K]``.
-        gradient: ``|g|_inf`` at x ``[K]``.
+        gradient_norm: ``|g|_inf`` at x ``[K]``.
         n_iterations: numbers of iterations ``[K]``.
         n_evaluations: numbers of evaluations ``[K]``.
         status: why each problem ended, a `Status` ``[K]``.
@@ -74,7 +74,7 @@ class LBFGSResult(NamedTuple):
 
     x: Tensor
     f: Tensor
-    gradient: Tensor
+    gradient_norm: Tensor
     n_iterations: Tensor
     n_evaluations: Tensor
     status: Tensor

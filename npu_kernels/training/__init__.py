@@ -1,7 +1,7 @@
 """Training of models with these layers, step by step or many steps in one call.
 
-`run` makes all steps of a training. On the CPU a Sequential of this package's layers makes them in
-a few calls of C++, on a GPU by replays of a CUDA graph:
+`run` makes all steps of a training. On the CPU a Sequential of NPU, RealNPU, NaiveNPU, NAU, NMU and
+NMRU layers makes them in a few calls of C++, on a GPU by replays of a CUDA graph:
 
     >>> import torch
     >>> from npu_kernels import NAU, NPU
@@ -12,7 +12,8 @@ a few calls of C++, on a GPU by replays of a CUDA graph:
     >>> result.losses.shape
     torch.Size([200])
 
-`make_step` makes one step a call, for a loop of your own. The parts of a step serve other loops:
+`make_step` returns a function that makes one step per call, for a loop of your own. The parts of a
+step are also available as functions:
 
     >>> from npu_kernels.optim import Adam
     >>> from npu_kernels.training import l1, mse_loss, project_

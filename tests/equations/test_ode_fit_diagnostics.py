@@ -63,7 +63,7 @@ def test_an_equation_that_does_not_fit_says_so() -> None:
     assert float(result.diagnostics.unexplained) > 0.5
     report = report_of(result)
     assert f"Diagnostics: {result.diagnostics}" in report
-    assert "Estimated measurement errors" not in report
+    assert "Residual standard deviations" not in report
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -102,7 +102,7 @@ def test_rosenbrock_is_solved(dtype: torch.dtype) -> None:
         differentiated(rosenbrock), starts(12, 2).to(dtype), gradient_tolerance=tolerance
     )
     assert set(result.status.tolist()) == {Status.CONVERGED}
-    assert (result.gradient <= tolerance).all()
+    assert (result.gradient_norm <= tolerance).all()
     torch.testing.assert_close(result.x, torch.ones_like(result.x), rtol=0, atol=10 * tolerance)
 
 

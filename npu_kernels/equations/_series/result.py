@@ -173,9 +173,9 @@ class SeriesFitResult:
         u0: states at the first times ``[S, D]``.
         nrmse: root mean square of the residuals, each divided by the standard deviation of all
             values of its column (not by the noise); of logarithms if logarithms were fitted.
-        sigma: estimated standard deviation of the errors of each column ``[D]`` (proportional
-            errors: relative to the state; nan for states that were not measured); None if the user
-            gave sigma.
+        sigma: standard deviations of the residuals of each column ``[D]``, an estimate of the
+            noise (proportional errors: relative to the state; nan for states that were not
+            measured); None if the user gave sigma.
         bic: Bayesian information criterion with a description-length term.
         df_resid: number of measurements minus number of parameters.
         estimates: the parameters.
@@ -450,7 +450,7 @@ class SeriesFitResult:
                 pair for pair in zip(self.names, self.sigma, strict=True) if pair[1].isfinite()
             ]
             parts = [f"{name} {float(sigma):.3g}{unit}" for name, sigma in pairs]
-            lines.append(f"Estimated measurement errors: {', '.join(parts)}.")
+            lines.append(f"Residual standard deviations: {', '.join(parts)}.")
         observed = zip(self.names, self.data.observed.tolist(), strict=False)
         hidden = [name for name, seen in observed if not seen]
         if hidden:

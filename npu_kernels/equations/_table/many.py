@@ -53,10 +53,10 @@ class Outcome:
 
 
 class Outcomes(list[Outcome]):
-    """A list with an `Outcome` for each problem that was begun; ``str()`` has a line for each.
+    """A list with an `Outcome` for each problem; ``str()`` has a line for each.
 
     outcomes: the outcomes, in the order of the problems. complete: False if Ctrl-C ended the fit;
-    outcomes are then missing or their search was interrupted.
+    some outcomes are then missing, or have the equations of an interrupted search.
     """
 
     def __init__(self, outcomes: Sequence[Outcome] = (), complete: bool = True) -> None:

@@ -26,7 +26,7 @@ class EquationTable(list[Equation]):
         alternatives: equations that the data do not distinguish from the chosen equation, the best
             first: their BIC is less than 6 higher. If the chosen equation has fractions, also the
             same equation with free exponents, if its BIC is higher by less than 12 times the number
-            of freed exponents.
+            of freed exponents (in tables of at most 3000 rows).
         noise: error model of y: "additive", "proportional" (to y), "multiplicative" (the equation
             times a factor) or "known".
         complete: False after Ctrl-C.
