@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 MAX_INT64 = 2**63 - 1  # torch and C++ have no integers beyond
-# Two numbers with a separator of dates or times, or a number beside a month's name.
+# Two numbers with a separator of dates or times, or a number and a month's name.
 DATE = r"\d[-/:]\d|\d\.\d+\.\d|\d.*[A-Za-z]{3}|[A-Za-z]{3}.*\d"
 FINEST_FRACTION = 1000  # the largest denominator: each one up to it is tried
 

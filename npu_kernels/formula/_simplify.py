@@ -507,8 +507,8 @@ def simplify(
 
     Unless `loss` is given, the error is the root mean square of the error over the root mean square
     of the target (`relative_error`); nan counts as inf. Time: about two evaluations of the model
-    per candidate. With a refit, each change adds the refit and one evaluation for every remaining
-    candidate.
+    for each weight or gate that is tried. With a refit, each change adds the refit and one
+    evaluation for each weight or gate that is still to be tried.
 
     Raises TypeError and ValueError for invalid arguments.
 

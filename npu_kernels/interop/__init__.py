@@ -409,7 +409,8 @@ def swap(
         model: any module; if it is itself such a layer the result is the new module.
         eps: for third-party layers without an attribute ``eps`` or ``epsilon``; None: the machine
             epsilon of the dtype.
-        gate_gradient: for third-party layers, "clip" or "straight_through".
+        gate_gradient: for third-party layers without an attribute ``gate_gradient``: "clip" or
+            "straight_through".
         allow: names of extras of third-party layers that may be dropped: methods of the class and
             its base classes, such as a penalty or a clipping after each step; attributes, such as
             ``npu_clip``; buffers. It may also name weights. A weight that is stored as ``[I, O]``

@@ -149,7 +149,7 @@ def rollout(
             little. u0 is the state at the first time. If t is a tensor that requires a gradient, it
             gets one. Different times for each initial state: ``[B, M]`` padded with nan at the end,
             or a list of B tensors; the result is nan there. Initial states with the same first and
-            last time are computed in one call.
+            last time are computed in one call, unless their times require a gradient.
         method: for fixed steps "euler" (the default without t), "midpoint", "rk4" (the classic
             Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive
             "tsit5" (Tsitouras; the default with t), "dopri5" (Dormand and Prince, SciPy's RK45),
@@ -171,14 +171,15 @@ def rollout(
             of `torch.utils.checkpoint`, fixed steps are "checkpointed".
         nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories
             with inf and nan are returned, and do not affect other models and initial states. If
-            adaptive steps end early, which "raise" reports as a `StepSizeError`, the states after
-            that time are nan and have no gradient.
+            adaptive steps end early, the states after that time are nan and have no gradient; with
+            "raise" that is a `StepSizeError`.
         return_derivatives: for fixed steps: also return ``model(u)`` at every state, for
             `interpolate`; it is differentiable.
-        return_error: for fixed steps: also return an estimate of the error of every state, from a
-            second run with steps of half the size, which takes two thirds of the total time. It has
-            no gradient. With nonfinite="raise", a trajectory whose error is larger than its states
-            raises `InaccurateError`, which reports whether the model is stiff and what to do.
+        return_error: for fixed steps without inputs: also return an estimate of the error of every
+            state, from a second run with steps of half the size, which takes two thirds of the
+            total time. It has no gradient. With nonfinite="raise", a trajectory whose error is
+            larger than its states raises `InaccurateError`, which reports whether the model is
+            stiff and what to do.
         return_statistics: for adaptive steps: also return the numbers of steps, a `Statistics`.
         inputs: exogenous inputs v(t), such as a forcing or a dose: ``(times, values)``, times
             ``[T]`` and values ``[T]`` or ``[T, J]``, linear between the times, the same for all
@@ -206,11 +207,11 @@ def rollout(
 
     Gradients with respect to u0 and all parameters are exact for these steps (the discrete
     adjoint). Where a state or an input is 0, they are derivatives from the right, which for integer
-    exponents equal the ordinary derivatives. The sizes of adaptive steps count as constants. The
-    gradient of a time is the derivative of the state at that time; the gradient of the first time
-    is minus the sum of the other times' gradients. Higher derivatives are computed by the eager
-    loop. With implicit steps only the first and the second derivative are correct, to the accuracy
-    to which the stages are solved, a small share of the tolerance.
+    exponents equal the ordinary derivatives. The sizes of adaptive steps are treated as constants.
+    The gradient of a time is the derivative of the state at that time; the gradient of the first
+    time is minus the sum of the other times' gradients. Higher derivatives are computed by the
+    eager loop. With implicit steps only the first and the second derivative are correct, to the
+    accuracy to which the stages are solved, a small share of the tolerance.
 
     The fused loop: on the CPU the loop and its adjoint are one call each. On a GPU there is a fused
     loop for fixed steps if D h, with D and h rounded up to powers of two, is at most 1024 (512 in

@@ -196,10 +196,10 @@ def run(
         x: ``[N, I]``, or ``[K, N, I]`` with separate rows for each model.
         y: targets ``[N, O]``, or ``[K, N, O]``.
         steps: number of training steps.
-        optimizer: "adam" or "rmsprop" for torch's with default settings (Adam on a GPU fused), or
-            an optimizer of `torch.optim` with parameters of the model, whose state is continued and
-            whose step needs no closure. Adam, AdamW and RMSprop run in C++ and in CUDA graphs,
-            unless amsgrad, capturable or differentiable is set.
+        optimizer: "adam" or "rmsprop" for the optimizer of torch with default settings (Adam on a
+            GPU: fused), or an optimizer of `torch.optim` with parameters of the model, whose state
+            is continued and whose step needs no closure. Adam, AdamW and RMSprop run in C++ and in
+            CUDA graphs, unless amsgrad, capturable or differentiable is set.
         lr: learning rate, or a function of the step (from 1); None: the optimizer's own, torch's
             default for "adam" and "rmsprop".
         batch_size: rows per step, sampled uniformly with replacement, the same for all models;

@@ -72,9 +72,9 @@ def fit(
             sizes of the model are used. The model is not changed. Exponents are real, gates are 0
             or 1, and coefficients are unbounded, also if the layers clip their weights.
         t: times ``[M]``, in any order and with any spacing.
-        u: the states at these times ``[M, D]``, nan where a value is missing. Tensors, arrays or
-            DataFrames, whose columns become names. Several series: lists of t and u, or
-            ``u [S, M, D]`` with ``t [M]`` or ``[S, M]``.
+        u: the states at these times ``[M, D]`` or, for one column, ``[M]``; nan where a value is
+            missing. Tensors, arrays or DataFrames, whose columns become names. Several series:
+            lists of t and u, or ``u [S, M, D]`` with ``t [M]`` or ``[S, M]``.
         u0: the states at the first times: "fit" if they are unknown, or ``[D]`` or ``[S, D]``, with
             nan for unknown values. If the equations fit only with implausible initial values,
             `ode.fit` may use the first values of a smoothing spline through each column instead;

@@ -336,8 +336,8 @@ class Results:
                 sign of the mean of y are kept, and their sign is taken for a measurement error,
                 even if y is large.
 
-        `equations_` of the new estimator contains only this equation. Doubts about the new fit are
-        in `equations_.notes`, and raised as warnings. Raises ValueError if the equation has no
+        `equations_` of the new estimator contains only this equation. Warnings about the new fit
+        are also in `equations_.notes`. Raises ValueError if the equation has no
         finite values, and for negative columns whose exponents are not integers.
 
             >>> import numpy as np
@@ -450,8 +450,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     and simpler exponents. A power or function of y counts as one more coefficient and 3 more nats
     of DL, so it adds ``log N + 6``. A ratio adds the same if its numerator has one term, else twice
     as much. With few rows a correction is added. Exponents are rounded to simple fractions if that
-    lowers the BIC; if the estimate of the free exponent is more than two standard errors from a
-    fraction, the free exponent is kept, unless its BIC exceeds that of the fraction by more than 6.
+    lowers the BIC; free exponents that are more than two standard errors from their fractions (not
+    integers) are kept, unless together they raise the BIC by more than 6.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
@@ -474,16 +474,16 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             as g, must be a column, which may be constant.
         y_units: the unit of y; a list for several outputs.
         n_init: number of random initialisations of the search, for each number of terms.
-        loss: "auto": outliers are removed, then least squares. An outlier meets two conditions. Its
-            error, from the equation fitted to the other rows, exceeds 7 robust standard deviations.
-            And either there is a gap between the errors of the outliers and the errors of the other
-            rows, or the errors have heavy tails. At most 1/5 of the rows are outliers. Rows with a
-            missing-value code (such as -999) or with saturated y (four or more rows with exactly
-            the largest or smallest y) are removed without that limit. Removed rows are reported.
-            "squared": least squares; all rows are kept, and outliers are reported. "huber",
-            "soft_l1": robust losses; all rows are kept, and only missing-value codes and saturated
-            y are reported. With max_terms=None, "auto" is "squared", and only missing-value codes
-            and saturated y are reported.
+        loss: "auto": outliers are removed, then least squares. An outlier meets two conditions: (1)
+            its residual, with respect to the equation fitted to the other rows, exceeds 7 robust
+            standard deviations; (2) there is a gap between the residuals of outliers and of the
+            other rows, or the residuals have heavy tails. At most 1/5 of the rows are outliers.
+            Rows with a missing-value code (such as -999) or with saturated y (four or more rows
+            with exactly the largest or smallest y) are removed without that limit. Removed rows are
+            reported. "squared": least squares; all rows are kept, and outliers are reported.
+            "huber", "soft_l1": robust losses; all rows are kept, and only missing-value codes and
+            saturated y are reported. With max_terms=None, "auto" is "squared", and only
+            missing-value codes and saturated y are reported.
         noise: error model of y. "additive": equal for all rows, of unknown size. "proportional":
             proportional to y. "multiplicative": y is the equation times a factor whose logarithm is
             normal; y then has one sign, and predictions are medians. None: the likeliest of the
