@@ -21,6 +21,9 @@ MIN_COPIED = 10  # different rows, of which it is no chance that each is there s
 MIN_IN_CLUMP, CLUMP_SHARE = 6, 0.05  # rows of each of two clumps of residuals
 ROUNDING = 1e-9
 CLUMP_GAP = 1.5  # over the width of the wider one
+# Rows, of which each is compared with so many next ones; the sum of these correlations in its own
+# standard deviations; correlation of y with the rows' order, from which they are sorted.
+MIN_FOLLOWING, FOLLOWING, FOLLOWING_DEVIATIONS, SORTED = 20, 3, 4.5, 0.7
 FEW_VALUES = 10  # different ones, at most: 0 or 9 is an ordinary one, and residuals have clumps
 
 
@@ -31,6 +34,7 @@ def doubts(rows: Rows, equation: Equation) -> list[str]:
         copied(rows),
         _unlike_noise(rows, equation, errors),
         _growing(rows, errors, is_like),
+        _following(rows, errors),
         _clumps(rows, errors) or _clumps(rows, factors),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -123,6 +127,29 @@ def _growing(rows: Rows, errors: Array, is_like: Array) -> str:
                 "row, or use the intervals of bootstrap."
             )
     return ""
+
+
+def _following(rows: Rows, errors: Array) -> str:
+    """Residuals of rows that follow one another are alike: of a drift, or of one subject.
+
+    Ranks of the residuals are compared with those of the next rows. In a table that is sorted by y
+    they are alike by the order alone.
+    """
+    once = _once(rows)
+    once = once[np.argsort(rows.origin[once])]
+    if len(once) < MIN_FOLLOWING or not np.isfinite(errors).all():
+        return ""
+    ranks, of_y = (np.argsort(np.argsort(part[once])) for part in (errors, rows.y))
+    ranks, numbers = ranks - ranks.mean(), np.arange(len(once))
+    if abs(np.corrcoef(of_y, numbers)[0, 1]) > SORTED:
+        return ""
+    alike = [float(ranks[k:] @ ranks[:-k] / (ranks @ ranks)) for k in range(1, FOLLOWING + 1)]
+    if sum(alike) * math.sqrt(len(once) / FOLLOWING) < FOLLOWING_DEVIATIONS:
+        return ""
+    return (
+        f"Residuals of rows that follow one another are alike (autocorrelation {alike[0]:.2f}), as "
+        "those of a drift or of several rows of one subject: standard errors are too small."
+    )
 
 
 def _clumps(rows: Rows, errors: Array) -> str:

@@ -68,12 +68,15 @@ MAX_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
 NO_WIDTH = 1e-9  # of a column over its size, for which an equation may be a constant
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
+MANY_PARAMETERS = 7  # of an equation of one column, which is a curve and no law
+OVERFIT = 2.5  # ratio of errors: more than any one of a fifth of the rows makes it
 APPROXIMATION = 0.3  # the same, from which an equation misses something
 SHARES = np.arange(1, 8) / 8  # of a gap between values, where a denominator may be 0
 NAMES_OF_NUMBERS = ("id", "idx", "index", "no", "nr", "obs", "row", "rowid", "rowname", "rownames")
 TINY_RESIDUAL = 1e-200  # in place of a residual that is 0
 FLAT = 0.1  # size of a term's exponents below which it stands for a logarithm
-ANOTHER_EQUATION = 0.05  # share of a prediction from which weights are computed again
+REWEIGHTED = 5  # times at most that weights by the best equation's values are computed again
+SAME_VALUES = 1e-4  # largest change of these values, as a share, at which they stay
 SMALL_FACTOR = 0.1  # standard deviation of log y below which factors are relative errors
 POWERS_NEED = "target_powers other than 1 need a y of one sign without zeros, -1 one without zeros"
 
@@ -182,10 +185,12 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
             if kind == "proportional" and not candidates.exact():
                 output = in_proportion(output, root, _predicted(candidates, output))
             result = finished(output, settings=settings)
-            others = (
-                _in_own_proportion(result, rows, output, root) if kind == "proportional" else None
-            )
-            return result if others is None else finished(others, settings=settings)
+            for _ in range(REWEIGHTED if kind == "proportional" else 0):
+                others = _in_own_proportion(result, rows, output, root)
+                if others is None:
+                    break
+                output, result = others, finished(others, settings=settings)
+            return result
     except KeyboardInterrupt:
         candidates.complete = False
     warn("NPURegressor: the search was interrupted; it returns the best equations so far")
@@ -202,7 +207,7 @@ def _in_own_proportion(
         return None
     prediction = best._predicted(rows.X, rows.group)
     change = sizes(prediction) * output.weight / root
-    if np.abs(change - 1).max() <= ANOTHER_EQUATION:
+    if np.abs(change - 1).max() <= SAME_VALUES:
         return None
     return in_proportion(output, root, prediction)  # all rows chose it, the search the weights
 
@@ -410,7 +415,7 @@ def _finished(
     fits += [] if free is None else [free]
     fits.sort(key=lambda fit: (len(fit[2].c), fit[2].cost))
     best = min(fit[2].cost for fit in fits)
-    forms: set[Any] = set()
+    forms, texts = set[Any](), set[str]()
     equations, alternatives = list[Equation](), list[Equation]()
     for data, candidate, fitted in fits:
         first = not equations or equations[-1].n_terms < len(fitted.c)
@@ -426,10 +431,12 @@ def _finished(
             other = refine.refit(remaining, fitted, settings.rules.loss)
             error = max(error, held_out(rows, data, other, held))
         equation = equation_of(rows, data, fitted, error, len(held), kind, settings.rules.loss)
+        shown = equation.text()
         if first:
             equations.append(equation)
-        if best < fitted.cost and is_near:
+        if best < fitted.cost and is_near and shown not in texts:
             alternatives.append(equation)
+        texts.add(shown)
     alternatives.sort(key=lambda equation: equation.bic)
     chosen = int(np.argmin([equation.bic for equation in equations]))
     notes = rows.notes
@@ -489,6 +496,7 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     notes += _pole_notes(rows, equation)
     residuals = rows.y - equation._predicted(rows.X, rows.group)
     used = (equation.exponents != 0).any(0)
+    notes += _overfit_notes(equation, int(used.sum()))
     likeness = max(alike(X[:, used], residuals), alike(rows.X, residuals))
     if len(rows.y) < FEW_NEIGHBOURS or np.abs(equation.exponents).max(initial=0.0) >= BOUND:
         data, candidate = started(equation, rows, "fit")
@@ -501,6 +509,25 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
             "are missing."
         )
     return (*notes, *doubts(rows, equation))
+
+
+def _overfit_notes(equation: Equation, inputs: int) -> list[str]:
+    """Notes of an equation with many parameters of one column, or with large held-out errors.
+
+    inputs: the number of columns that the equation has.
+    """
+    notes = list[str]()
+    if inputs == 1 and equation.n_parameters >= MANY_PARAMETERS:
+        notes.append(
+            f"{equation.n_parameters} parameters describe one column: any smooth curve can be "
+            "fitted so, and the equation may have no meaning outside of the data."
+        )
+    if equation.n_held_out and equation.holdout_nrmse > OVERFIT * equation.nrmse:
+        notes.append(
+            f"The error on held-out rows is {equation.holdout_nrmse / equation.nrmse:.2g} times "
+            "that of the fit: the equation is not determined by these rows."
+        )
+    return notes
 
 
 def _pole_notes(rows: Rows, equation: Equation) -> list[str]:
