@@ -151,8 +151,9 @@ class Equation:
     `target_transform`, this function of y is on the left-hand side. If `n_denominator_terms` is
     greater than 0, the equation is a ratio: its denominator is 1 plus the last
     `n_denominator_terms` terms. In the text and in the names of the intervals, numerator and
-    denominator are divided by the powers that all terms of the denominator share. So the printed
-    exponents of a ratio may differ from `exponents`.
+    denominator are multiplied by powers of the inputs, so that the denominator has no negative
+    exponents (1 + 1/x becomes x + 1). So the printed exponents of a ratio may differ from
+    `exponents`.
 
     Attributes:
         names: names of the n x_i: the inputs, and functions such as "sin(angle)".
@@ -164,8 +165,8 @@ class Equation:
         exponents: the exponents ``[K, n]``.
         exponents_stderr: their standard errors ``[K, n]``; 0 for simple fractions.
         free: which exponents are not simple fractions ``[K, n]``.
-        freed: for each rounded exponent, its estimate and standard error ``[2, K, n]`` if it alone
-            is estimated freely; nan for exponents that were not rounded.
+        freed: for each rounded exponent, the estimate and standard error ``[2, K, n]`` that it has
+            when only this exponent is free; nan for exponents that were not rounded.
         nonnegative: which inputs are never negative ``[n]``.
         nrmse: root mean square of the residuals of all rows over the standard deviation of y, the
             square root of 1 - R**2.

@@ -105,8 +105,8 @@ def fit(
     exact (up to rounding), a second fit has ``|x|`` and the signs of x as separate inputs, which
     avoids the barrier. Its result is used if its error is at most ``1 + Recipe.slack`` times the
     error of the first fit, and if it can be written with powers of x. For this, inputs with
-        negative values need integer exponents: odd if the sign of the input is a factor of the
-        product, as in ``sign(x) |x|**3 = x**3``, else even.
+    negative values need integer exponents: odd if the sign of the input is a factor of the product,
+    as in ``sign(x) |x|**3 = x**3``, else even.
 
     Args:
         model: a layer of this package or a `Sequential` of such layers (`torch.nn.Sequential(NPU(2,
@@ -115,7 +115,8 @@ def fit(
         x: rows ``[N, in_features]``: a float32 or float64 tensor, or a NumPy array or DataFrame of
             any numbers; or batches: an iterable of pairs (x, y), or a function that makes a pair
             from a `torch.Generator`. Some rows are held out for model selection.
-        y: targets ``[N, out_features]`` if x has rows; an array or Series may also be ``[N]``.
+        y: targets ``[N, out_features]``; None if x is batches. An array or Series may also be
+            ``[N]``.
         seed: seed of the initialisations, the held-out rows and the order of the rows, at least 0.
         recipe: the settings, see `Recipe`.
         rows: total number of rows that are taken from batches, once before the fit.

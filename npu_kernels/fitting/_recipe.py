@@ -25,9 +25,8 @@ class Recipe:
     """The settings of `fit`; the defaults do not depend on the data.
 
     Args:
-        rungs: the stages (rungs) of successive halving, (steps, share) for each stage of Adam: the
-            number of steps, and the share of all initialisations, the best so far, that are trained
-            in it.
+        rungs: the stages (rungs) of successive halving, (steps, share) for each: the number of Adam
+            steps, and the share of all initialisations that take part. The best so far take part.
         batch_size: rows per step.
         lr: learning rate of Adam in the first stage, halved in each later one; within a stage it
             falls along a cosine.

@@ -476,12 +476,12 @@ def simplify(
         x: inputs ``[B, I]`` on which errors are measured.
         y: targets ``[B, O]``; None for the model's own output, so that errors are deviations from
             the model.
-        steps: "gates", "prune" and "round", in the order in which they are done; a gate that is
-            rejected at first may be accepted when other weights are simpler. "gates" rounds gates
-            to 0 or 1. "prune" sets weights with an absolute value below `threshold` to 0, and then
-            everything that no output depends on any more ("unused" in `SimplifyResult.steps`).
-            "round" rounds the weights of NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU and Linear to
-            fractions.
+        steps: "gates", "prune" and "round", in the order in which they are done; "gates" is there
+            twice by default, because a gate that cannot be rounded at first may be rounded after
+            the weights. "gates" rounds gates to 0 or 1. "prune" sets weights with an absolute value
+            below `threshold` to 0, and then everything that no output depends on any more ("unused"
+            in `SimplifyResult.steps`). "round" rounds the weights of NPU, RealNPU, NaiveNPU, NAU,
+            NMU, NMRU and Linear to fractions.
         threshold: of "prune": weights with a smaller absolute value are tried. ``math.inf`` tries
             all weights; without a tolerance all would become 0.
         max_denominator: maximum denominator of "round".
@@ -489,14 +489,15 @@ def simplify(
             increasing error, and accepted while the error is at most the error of the original
             model plus the tolerance. For a gate, both 0 and 1 are tried. A weight becomes the
             simplest fraction that increases the error by at most its share: the unused part of the
-            tolerance, divided by the number of weights still to be tried. "auto", with y: the error
-            may become ``exp(min(P log(M) / (2 M), 0.5))`` times as large, for P nonzero parameters
-            and M values of y. This is the largest increase at which the BIC still prefers a model
-            without these parameters. The limit 0.5 makes it stricter where there are few values.
-            The increase is nearly 0 if the fit is exact or there are many rows. Weights of sums
-            (NAU, Linear) become 0, 1 or -1 within this tolerance, and other fractions only if that
-            does not increase the error, since measured constants are rarely fractions. "auto",
-            without y: all changes are accepted.
+            tolerance, divided by the number of weights still to be tried. If there is none, it
+            becomes the fraction with the smallest error, if the unused tolerance allows that.
+            "auto", with y: the error may become ``exp(min(P log(M) / (2 M), 0.5))`` times as large,
+            for P nonzero parameters and M values of y. This increase uses up what the BIC would
+            gain if all P parameters were removed. The limit 0.5 makes it stricter where there are
+            few values. The increase is nearly 0 if the fit is exact or there are many rows. Weights
+            of sums (NAU, Linear) become 0, 1 or -1 within this tolerance, and other fractions only
+            if that does not increase the error, since measured constants are rarely fractions.
+            "auto", without y: all changes are accepted.
         model_index: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.

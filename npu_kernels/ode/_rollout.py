@@ -148,8 +148,9 @@ def rollout(
             method; in place of steps and dt. The solver chooses its own steps, so many times cost
             little. u0 is the state at the first time. If t is a tensor that requires a gradient, it
             gets one. Different times for each initial state: ``[B, M]`` padded with nan at the end,
-            or a list of B tensors; the result is nan there. Initial states with the same first and
-            last time are computed in one call, unless their times require a gradient.
+            or a list of B tensors, which is padded; the result is nan at padded times. Initial
+            states with the same first and last time are computed in one call, unless their times
+            require a gradient.
         method: for fixed steps "euler" (the default without t), "midpoint", "rk4" (the classic
             Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive
             "tsit5" (Tsitouras; the default with t), "dopri5" (Dormand and Prince, SciPy's RK45),
@@ -158,8 +159,8 @@ def rollout(
         rtol, atol: tolerances of an adaptive method for the estimated error of each step: the root
             mean square over the features of ``error / (atol + rtol |u|)`` is at most 1. atol must
             be small compared with the states. None: ``1e-9 * min(1, eps / machine epsilon)`` with
-            the eps of the layer, which is below the machine epsilon in models that `ode.fit`
-            returns for small states.
+            the eps of the layer. Most models have 1e-9; models that `ode.fit` returns for small
+            states have a smaller eps.
         max_steps: maximum number of steps that an adaptive method tries per trajectory.
         memory: what is saved for backward in addition to the result, "full" or "checkpointed".
             Fixed steps: "full" saves the outputs of the layers at every stage; "checkpointed" saves
@@ -208,10 +209,11 @@ def rollout(
     Gradients with respect to u0 and all parameters are exact for these steps (the discrete
     adjoint). Where a state or an input is 0, they are derivatives from the right, which for integer
     exponents equal the ordinary derivatives. The sizes of adaptive steps are treated as constants.
-    The gradient of a time is the derivative of the state at that time; the gradient of the first
-    time is minus the sum of the other times' gradients. Higher derivatives are computed by the
-    eager loop. With implicit steps only the first and the second derivative are correct, to the
-    accuracy to which the stages are solved, a small share of the tolerance.
+    The derivative of the state at a time with respect to this time is u'. Without inputs, the
+    gradient of the first time is minus the sum of the gradients of the other times. Higher
+    derivatives are computed by the eager loop. With implicit steps only the first and the second
+    derivative are correct, to the accuracy to which the stages are solved, a small share of the
+    tolerance.
 
     The fused loop: on the CPU the loop and its adjoint are one call each. On a GPU there is a fused
     loop for fixed steps if D h, with D and h rounded up to powers of two, is at most 1024 (512 in

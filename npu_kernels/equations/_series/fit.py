@@ -96,7 +96,7 @@ def fit(
         names: names of the D states, or of the D states and the inputs.
         init: "search" for equations of any form, or "model" to begin with the model's own exponents
             and coefficients. Zeros among them remain 0. With "model", the weights of a layer
-            with requires_grad=False are kept and are not estimated.
+            with requires_grad=False are held fixed.
         simplify: remove terms and exponents that the data do not need, and round exponents to
             fractions, by the BIC. False: estimate all parameters.
         max_denominator: maximum denominator of these fractions, at most 64.
@@ -116,9 +116,10 @@ def fit(
             ``init="model"``: each coefficient keeps its sign in the model, which must be the same
             in all K models.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4
-            (not tsit5 as in `rollout`). In three cases "auto" uses kvaerno5: 64 steps of rk4
-            between samples are too inaccurate; with ``init="model"``, rk4 is too inaccurate for one
-            of the K models; no initialisation has a finite trajectory with rk4.
+            (not tsit5 as in `rollout`). It also tries kvaerno5, and returns the lower BIC, in three
+            cases: 64 steps of rk4 between samples are too inaccurate; rk4 is too inaccurate for a
+            candidate, or for one of the K models of ``init="model"``; no initialisation has a
+            finite trajectory with rk4.
         seed: seed of the random initialisations, at least 0.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
         checkpoint: a file. If it exists, the fit continues from it; on the same processor the

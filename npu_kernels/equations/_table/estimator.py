@@ -172,8 +172,8 @@ class Results:
 
         Rows outside of the range of `fit` give no warning. Warns (`EquationWarning`)
 
-        - if predictions are infinite or undefined: an input with a negative exponent is 0, or an
-          input or the sum has no logarithm or root;
+        - if predictions are infinite or undefined: an input with a negative exponent is 0, or a
+          logarithm or root of an input or of the sum is undefined;
         - if, in an equation ``f(y) = sum``, the sum is outside of the range of f (1.2 for a sine):
           the prediction is the y for the nearest value in the range;
         - if a prediction is far outside of the range of y in `fit`, although the row is within the
@@ -259,7 +259,7 @@ class Results:
         return self._one_or_all([equation.torch_module() for equation in self._pick(index, group)])
 
     def confidence_intervals(self, level: float = 0.95, index: int | None = None) -> Any:
-        """Return confidence intervals of the parameters, given the form of the best equation.
+        """Return confidence intervals of the parameters of an equation, given its form.
 
         See `Equation.confidence_intervals`. For several outputs, a list of lists. level: confidence
         level. index: index of a candidate, None for the best.
@@ -331,14 +331,13 @@ class Results:
         Args:
             X, y, sample_weight, groups: as in `fit`. All rows are used: outliers are not searched
                 for. The groups may differ from the groups of `fit`. If `noise` is an array, first
-                replace it by the errors of these rows (`set_params`). In an equation for a power of
-                y other than 1 and -1, all y should have one sign. Rows whose sign differs from the
-                sign of the mean of y are kept, and their sign is taken for a measurement error,
-                even if y is large.
+                replace it by the errors of these rows (`set_params`). If the equation is for a
+                power of y other than 1 and -1, all y should have the same sign. A y of the other
+                sign is not removed: its sign is treated as a measurement error, even if y is large.
 
         `equations_` of the new estimator contains only this equation. Warnings about the new fit
-        are also in `equations_.notes`. Raises ValueError if the equation has no
-        finite values, and for negative columns whose exponents are not integers.
+        are also in `equations_.notes`. Raises ValueError if the equation is not finite in all rows,
+        or if a column with negative values has an exponent that is no integer.
 
             >>> import numpy as np
             >>> from npu_kernels import NPURegressor
@@ -449,9 +448,10 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     coefficients. DL is the description length of the exponents in nats, which is shorter for fewer
     and simpler exponents. A power or function of y counts as one more coefficient and 3 more nats
     of DL, so it adds ``log N + 6``. A ratio adds the same if its numerator has one term, else twice
-    as much. With few rows a correction is added. Exponents are rounded to simple fractions if that
-    lowers the BIC; free exponents that are more than two standard errors from their fractions (not
-    integers) are kept, unless together they raise the BIC by more than 6.
+    as much. A correction for few rows is added, ``2 k (k + 1) / (N - k - 1)`` as in the AICc.
+    Exponents are rounded to integers and simple fractions if that lowers the BIC. A fraction that
+    is no integer is not used if the free estimate is more than two standard errors from it, unless
+    the free exponents together raise the BIC by more than 6.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.

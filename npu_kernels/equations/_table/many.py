@@ -90,13 +90,14 @@ def fit_many(
         n_jobs: number of processes, as in joblib; joblib's backends for Dask and Ray use further
             machines. If a worker dies, Dask fits its problem on another worker; with other backends
             a warning reports it, and the problems that were being fitted are fitted again, one at a
-            time. If the worker of a problem dies again, the error is the outcome of that problem.
+            time. If the worker of a problem dies again, its outcome has this error.
         checkpoint: a folder, created if it does not exist, with a file for each problem. The same
             call continues from it, also with more problems or in another order.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
 
-    Ctrl-C returns the outcomes so far. Raises TypeError and ValueError for invalid arguments,
-    OSError if the folder cannot be created.
+    Returns an `Outcomes` list: for each problem its name, and the fitted model or the error. Ctrl-C
+    returns the outcomes so far. Raises TypeError and ValueError for invalid arguments, OSError if
+    the folder cannot be created.
 
         >>> import numpy as np
         >>> from npu_kernels.equations import NPURegressor, fit_many

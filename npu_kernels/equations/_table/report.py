@@ -24,9 +24,9 @@ class EquationTable(list[Equation]):
     Attributes:
         best_index: index of the chosen equation.
         alternatives: equations that the data do not distinguish from the chosen equation, the best
-            first: their BIC is less than 6 higher. If the chosen equation has fractions, also the
-            same equation with free exponents, if its BIC is higher by less than 12 times the number
-            of freed exponents (in tables of at most 3000 rows).
+            first: their BIC is less than 6 higher. The chosen equation with free exponents in place
+            of its fractions is also listed, in tables of at most 3000 rows, if its BIC is less than
+            12 higher for each freed exponent.
         noise: error model of y: "additive", "proportional" (to y), "multiplicative" (the equation
             times a factor) or "known".
         complete: False after Ctrl-C.
