@@ -85,7 +85,7 @@ def dimensions(names: Sequence[str], units: Sequence[str], argument: str) -> lis
             zero = _quantity(registry, 0.0, unit).to_base_units()
             powers = zero.dimensionality
         except Exception as error:  # pint raises many classes for words that it does not know
-            reason = str(error) or type(error).__name__
+            reason = str(error) or "it has no name that pint knows"
             if isinstance(error, (TypeError, pint.DimensionalityError)):  # "m s-1" is a difference
                 reason = "write products with * and powers with **, such as m*s**-1"
             message = f"NPURegressor: {argument} has {unit!r}, which is not a unit: {reason}"

@@ -342,6 +342,18 @@ def test_the_size_below_which_errors_are_equal_is_said():
 
 
 @pytest.mark.parametrize("options", [{}, {"required_terms": ["x0", "1"], "max_terms": 2}])
+def test_no_alternative_is_printed_twice():
+    """Of negative columns, odd and even powers are the same but for the sign."""
+    for seed in (0, 3):
+        draw = RNG([seed, 3])
+        (a, b), X = draw.uniform(0.5, 2, 2), -draw.uniform(0.5, 3, (60, 2))
+        y = a * X[:, 0] * X[:, 1] ** 2 - b / X[:, 0]
+        y += 0.01 * y.std() * draw.standard_normal(60)
+        model = NPURegressor(random_state=0, target_powers=(1,), ratios=False).fit(X, y)
+        texts = [str(each) for each in (model.best_equation_, *model.equations_.alternatives)]
+        assert len(texts) == len(set(texts))
+
+
 def test_a_given_constant_changes_no_doubt(options):
     """The residuals with the constant, which is nearly 0, and without it are the same."""
     x, y = TABLES["Norris"].values.T

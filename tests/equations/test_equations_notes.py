@@ -181,6 +181,32 @@ def test_errors_that_grow_with_a_column():
         assert said(X, RNG(seed).poisson(20 * equation), max_terms=2, ratios=False)[1] == ()
 
 
+def test_rows_that_follow_one_another():
+    """A drift, and blocks of rows of one subject; not in another order, nor sorted by y."""
+    X, e, factor = uniform(1, 100, 0.5, 3), noise(100), noise(10, 5)
+    drift = np.zeros(100)
+    for i in range(1, 100):
+        drift[i] = 0.9 * drift[i - 1] + 0.4 * e[i]
+    equation = 2 * X[:, 0] ** 2 + 3
+    blocks = equation * (1 + 0.1 * np.repeat(factor, 10) + 0.05 * e)
+    for y in (equation + drift, blocks):
+        _, notes = said(X, y)
+        assert any("rows that follow one another are alike" in note for note in notes)
+        order = RNG(2).permutation(100)
+        assert said(X[order], y[order])[1] == ()
+        if y is not blocks:
+            order = y.argsort()
+            assert said(X[order], y[order])[1] == ()
+
+
+def test_many_parameters_of_one_column():
+    x = uniform(1, 80, 0.2, 3)
+    y = np.where(x < 1.5, x, 3 * x - 3)[:, 0] + 0.01 * noise(80)
+    model, notes = said(x, y, exponents="real", max_terms=4, ratios=False)
+    assert model.best_equation_.n_parameters >= 7
+    assert any("parameters describe one column" in note for note in notes)
+
+
 def test_residuals_in_two_clumps():
     x, e = uniform(1, 60, 1, 3), noise(60)
     other = np.isin(np.arange(60), RNG(1).permutation(60)[:18])

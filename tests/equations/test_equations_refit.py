@@ -45,6 +45,18 @@ def test_refit_keeps_the_kind_of_errors(options):
     )
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_proportional_errors_are_those_of_the_equation(seed):
+    """A refit to the same table, whose weights have converged, changes nothing."""
+    X = uniform(2, 80, seed=seed)
+    y = (2 * X[:, 0] ** 2 + X[:, 1]) * (1 + 0.1 * noise(80, seed + 3))
+    fitted = model(noise="proportional").fit(X, y)
+    first, second = fitted.best_equation_, fitted.refit(X, y).best_equation_
+    assert first.coef == pytest.approx(second.coef, rel=1e-5)
+    assert first.coef_stderr == pytest.approx(second.coef_stderr, rel=1e-3)
+    assert first.bic == pytest.approx(second.bic, abs=0.02)
+
+
 @approximate
 def test_refit_takes_a_y_of_the_other_sign_for_an_error():
     """Errors have any size, as in `fit`, whose first sum has larger ones than the equation."""

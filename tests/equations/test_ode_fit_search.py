@@ -126,6 +126,32 @@ def test_an_equation_that_only_sets_along_a_trajectory_show() -> None:
     assert int((rates != 0).sum()) == 6
 
 
+@pytest.mark.parametrize("seed", [2, 6])
+def test_populations_that_compete_in_pairs(seed: int) -> None:
+    """Sets of products of degree 2 at most are tried wherever the search goes on."""
+    numpy = pytest.importorskip("numpy")
+    powers = [
+        [1, 0, 0],
+        [2, 0, 0],
+        [1, 0, 1],
+        [0, 1, 0],
+        [0, 2, 0],
+        [0, 1, 1],
+        [0, 0, 1],
+        [0, 0, 2],
+    ]
+    rates = [[1, -1, -1, 0, 0, 0, 0, 0], [0, 0, 0, 1, -1, 0.1, 0, 0], [0, 0, 0, 0, 0, 0, 1, -1]]
+    draw, t = numpy.random.default_rng(seed), torch.linspace(0, 8, 25, dtype=torch.float64)
+    series = []
+    for _ in range(3):
+        u = solution(powers, rates, draw.dirichlet(numpy.ones(3)).tolist(), t)
+        series.append(u + 0.01 * torch.from_numpy(draw.standard_normal(u.shape)))
+    true = ode.fit(
+        equations_of(powers, rates, fixed=True), [t] * 3, series, init="model", simplify=False
+    )
+    assert ode.fit(model(3, 8, 4), [t] * 3, series).bic < true.bic + 6
+
+
 def test_an_exact_equation_has_no_term_too_many() -> None:
     t = torch.linspace(0, 6, 40, dtype=torch.float64)
     result = ode.fit(model(1, 3, 24), t, solution([[1], [2]], [[1.0, -0.4]], [0.3], t))

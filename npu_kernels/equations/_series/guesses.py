@@ -40,7 +40,8 @@ BEAM_WIDTH = 128  # sets of simple products that are continued by two terms
 CONTINUATIONS = 32  # of a set, the best ones
 MIN_NEW = 1e-8  # of a product's square: the part that the products before it must not explain
 COMPARED = 60  # sets of each kind, of which the best ones become starts
-RENEWED = 12  # of all kinds, the plain ones among them, from which a search goes on
+QUADRATIC = 8  # of products of degree 2 at most, as reactions and populations have them
+RENEWED = 20  # of all kinds, the plain ones among them, from which a search goes on
 INTEGRALS_RIDGE = 1e-12  # of the normal equations, whose columns have length 1
 
 Sets = Iterator[tuple[Tensor, Tensor]]  # exponents [h, D] and used terms [h], the best set first
@@ -87,10 +88,19 @@ def simple_sets(
     return _sets(values, torch.from_numpy(library.u), course, shape, fixed, max_terms)
 
 
-def integer_sets(course: Course, shape: Shape, fixed: Tensor, max_terms: int | None = None) -> Sets:
-    """Return sets of products of integer powers up to `MAX_DEGREES`; see `simple_sets`."""
+def integer_sets(
+    course: Course,
+    shape: Shape,
+    fixed: Tensor,
+    max_terms: int | None = None,
+    degree: int | None = None,
+) -> Sets:
+    """Return sets of products of integer powers up to a degree; see `simple_sets`.
+
+    degree: None for that of `MAX_DEGREES`.
+    """
     d = course.states.shape[2]
-    exponents = integer_products(d, MAX_DEGREES.get(d, MAX_DEGREE))
+    exponents = integer_products(d, degree or MAX_DEGREES.get(d, MAX_DEGREE))
     return _sets(_products(course.states, exponents), exponents, course, shape, fixed, max_terms)
 
 
@@ -163,6 +173,8 @@ def ranked(
     )
     simple, integer = (list(itertools.islice(kind, COMPARED)) for kind in kinds)
     plain = list(plain_sets(exponents, data.constant, shape, fixed, max_terms))
+    if shape.states > 1:
+        plain += itertools.islice(integer_sets(course, shape, fixed, max_terms, 2), QUADRATIC)
     no_terms = torch.zeros(shape.terms, shape.states).double(), torch.zeros(shape.terms).bool()
     exponents, used = map(torch.stack, zip(*(simple + integer + plain or [no_terms]), strict=True))
     free = (exponents != 0) & ~signed

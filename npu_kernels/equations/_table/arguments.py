@@ -354,8 +354,11 @@ def check_rows(function: str, **arguments: Any) -> None:
 def check_numeric(function: str, argument: str, value: Any) -> None:
     """Raise an error that names what is no number in an argument; other faults are left to others.
 
-    ValueError for text, TypeError for objects.
+    ValueError for text and complex numbers, TypeError for objects.
     """
+    if getattr(getattr(value, "dtype", None), "kind", "") == "c":
+        said = f"{argument} must be real (Complex data not supported), got {value.dtype}"
+        raise ValueError(f"{function}: {said}")
     try:
         np.asarray(as_array(value), dtype=np.float64)
     except (TypeError, ValueError):
