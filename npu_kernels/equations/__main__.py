@@ -35,7 +35,7 @@ DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-
 # 1.2020, a month, in all cells of a column; 01.02, a day, where one begins with 0.
 MONTH, DAY = re.compile(r"(0?[1-9]|1[0-2])\.(19|20)\d\d"), re.compile(r"[0-3]\d\.[01]\d\.?")
 TITLE = re.compile(r"(.*?)(?:\s*\[([^\[\]]*)\]|\s+\(([^()]*)\))?")  # speed [m/s], speed (m/s)
-SUFFIX = re.compile(r"(?<=[\d.])\s?([%°]\S*|(?<=\s)[^\W\d]\S*)$")  # 12.5%, 12 V
+SUFFIX = re.compile(r"(?<=[\d.])\s?([%°]\S*|(?<=\s)(?![eEdD][-+]?\d+$)[^\W\d]\S*)$")  # 12.5%, 12 V
 # A number, by its decimal sign. The other sign, ' or a blank separates thousands.
 NUMBERS = {
     point: re.compile(
@@ -146,6 +146,8 @@ def _quality(lines: Sequence[str], delimiter: str) -> tuple[float, int]:
     cells = [c for row in [row for row in rows if len(row) == width][1:] or rows for c in row]
     if delimiter == "," and '"' not in "".join(lines[:SAMPLE]):  # 20,5 101,3 has no thousands
         cells = [re.sub(r"\s+(?=\d)", "*", cell) for cell in cells]
+    if delimiter == "  ":  # 1 377 may be two columns
+        cells = [re.sub(r"(?<=\d)\s(?=\d)", "*", cell) for cell in cells]
     numbers = sum(cell.lower() in MISSING or is_number(SUFFIX.sub("", cell)) for cell in cells)
     share = numbers / len(cells) * count / len(rows)
     return share + (count == len(rows) and share > 0.25 and delimiter in "\t;|"), count

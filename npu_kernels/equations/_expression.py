@@ -348,6 +348,12 @@ class Functions:
         """Names of all columns as a formula has them."""
         return Functions(tuple(map(written_name, self.inputs)), self.columns).names
 
+    @property
+    def exponential(self) -> list[int]:
+        """The indices of the columns that are exponentials, whose exponents are rates."""
+        first = len(self.inputs)
+        return [i for i, c in enumerate(self.columns, first) if c.function == "exp"]
+
     def expand(self, X: Array, used: Array | None = None) -> Array:
         """Return all columns ``[N, n + functions]``; 1 for functions that are not used."""
         if not self.columns:

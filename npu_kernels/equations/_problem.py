@@ -11,7 +11,7 @@ every term has the factor ``exp(logs @ w0)``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from npu_kernels.equations._rows import BLOCK_ROWS, blocks, have_two_values, sum
 
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
+RATE_BOUND = 19.0  # the largest rate of an exponential times the deviation of the input
 EXACT_ERROR = (
     1e-13  # of the deviation of y: what a fit in float64 loses in addition to the rounding of y
 )
@@ -44,9 +45,11 @@ class Columns:
     zero: Array  # [n]: whether some x is 0
     mixed: Array  # [n]: whether the column has both signs
     coded: Array  # [n]: whether it has two values of which one is 0, or that differ in sign alone
+    bound: Array  # [n]: the largest size of an exponent, unless the user says otherwise
 
     @classmethod
-    def of(cls, X: Array) -> Columns:
+    def of(cls, X: Array, exponential: Sequence[int] = ()) -> Columns:
+        """The columns of a table. exponential: those whose exponents are rates."""
         total, count = np.zeros(X.shape[1]), np.zeros(X.shape[1])
         negative = np.zeros(X.shape[1], dtype=bool)
         positive = np.zeros(X.shape[1], dtype=bool)
@@ -60,7 +63,12 @@ class Columns:
         low, high = X.min(0), X.max(0)
         coded = (zero & (negative != positive)) | (mixed & (low == -high))
         coded[coded] = have_two_values(X[:, coded])
-        return cls(X, total / np.maximum(count, 1), negative, zero, mixed, coded)
+        bound = np.full(len(zero), BOUND)
+        for i in exponential:  # the argument of the exponential may have a small range
+            with np.errstate(divide="ignore", invalid="ignore"):
+                width = float(np.log(X[:, i]).std())
+            bound[i] = max(BOUND, RATE_BOUND / width) if 0 < width < math.inf else BOUND
+        return cls(X, total / np.maximum(count, 1), negative, zero, mixed, coded, bound)
 
     def logs(self, rows: Any) -> Array:
         """Return ``log |x| - log_mean`` of some rows, 0 where x is 0: see `Zeros`."""
@@ -476,8 +484,8 @@ class Output:
             (np.where(chosen[:, None], matrix, 0) % 2 != 0).any(0)
             for chosen in (columns.negative, columns.mixed)
         )
-        bound, free = BOUND * max(1.0, abs(power)), self.exponents.free
-        low, high = np.full(len(signed), -bound), np.full(len(signed), bound)
+        bound, free = columns.bound * max(1.0, abs(power)), self.exponents.free
+        low, high = -bound[free], bound[free]
         scaled_limits = None
         if limits is not None:
             if not limits.agree(self.exponents, power):

@@ -340,6 +340,8 @@ def test_numbers_with_one_reading(read):
     assert read("a;b\n1.937;1\n2.500,5;2\n620;3\n")[0][0] == [1937, 1]
     assert read("a,b\n1.2020,1\n2.2520,2\n12.9,3\n")[0][0] == [1.202, 1]
     assert read("a,b\n10.02,1\n12.10,2\n")[0][0] == [10.02, 1]
+    kelvins = "".join(f"{n} {300 + n}  {0.3 * n:.2f}\n" for n in range(1, 9))  # no thousands
+    assert read(kelvins)[0][0] == [1, 301, 0.3]
     months = f"month;x;y\n{MONTHS.replace(';', ';2;')}"
     assert read(months, "--inputs", "x")[0][0] == [2, 1.5]
 

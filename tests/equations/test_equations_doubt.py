@@ -342,7 +342,7 @@ def test_the_size_below_which_errors_are_equal_is_said():
 
 
 def test_no_alternative_is_printed_twice():
-    """Of negative columns, odd and even powers are the same but for the sign."""
+    """Odd and even powers of negative columns are the same but for the sign."""
     for seed in (0, 3):
         draw = RNG([seed, 3])
         (a, b), X = draw.uniform(0.5, 2, 2), -draw.uniform(0.5, 3, (60, 2))

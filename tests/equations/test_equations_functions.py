@@ -128,6 +128,19 @@ def test_other_kinds_of_errors(kind):
 # ---- identities ----------------------------------------------------------------------------------
 
 
+@few_rows
+@pytest.mark.parametrize("scale", [1, 1000])
+def test_the_rate_of_an_exponential_has_no_narrow_bound(scale):
+    x = np.linspace(0, 1.2, 60)
+    y = 10 + 5.3 * np.exp(-8.2 * x) + 0.02 * noise(60)
+    fitted = model(["exp"], max_terms=2, target_powers=(1,)).fit(scale * x[:, None], y)
+    best = fitted.best_equation_
+    assert best.n_terms == 2
+    np.testing.assert_allclose(
+        best.predict(np.array([[scale * 0.5]])), 10 + 5.3 * np.exp(-4.1), rtol=1e-3
+    )
+
+
 @pytest.mark.parametrize(("equation", "text"), [
     (lambda r, t: r * np.sin(t) ** 2, "y = r*sin(t)**2"),
     (lambda r, t: r * np.cos(t) ** 2, "y = r*cos(t)**2"),

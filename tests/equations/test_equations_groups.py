@@ -82,6 +82,18 @@ def test_few_rows_and_many_of_a_group():
     np.testing.assert_allclose(best.coef_stderr[:, 0], errors, rtol=0.1)
 
 
+def test_errors_of_one_group_are_larger():
+    draw, X, index = table(5, 120, 3)
+    for sizes in ([0.02, 0.02, 0.6], [0.3, 0.3, 0.3]):
+        errors = np.array(sizes)[index] * draw.standard_normal(120)
+        y = np.array([2.0, 3, 5])[index] * X[:, 0] ** 2 + errors
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fitted = model(max_terms=1, target_powers=(1,)).fit(X[:, :1], y, groups=LABELS[index])
+        said = [note for note in fitted.equations_.notes if "as large in group fir" in note]
+        assert len(said) == (sizes[0] < sizes[2])
+
+
 def test_equal_rows_of_several_groups():
     """Rows count as equal only within a group; a weight of 0 leaves a row out."""
     X = np.repeat(RNG(0).uniform(0.5, 3, (40, 2)), 2, 0)

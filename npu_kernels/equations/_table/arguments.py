@@ -356,8 +356,9 @@ def check_numeric(function: str, argument: str, value: Any) -> None:
 
     ValueError for text and complex numbers, TypeError for objects.
     """
-    if getattr(getattr(value, "dtype", None), "kind", "") == "c":
-        said = f"{argument} must be real (Complex data not supported), got {value.dtype}"
+    dtype = getattr(value, "dtype", None)
+    if getattr(dtype, "kind", "") == "c" or getattr(dtype, "is_complex", False):
+        said = f"{argument} must be real (Complex data not supported), got {dtype}"
         raise ValueError(f"{function}: {said}")
     try:
         np.asarray(as_array(value), dtype=np.float64)

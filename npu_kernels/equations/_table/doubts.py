@@ -35,6 +35,7 @@ def doubts(rows: Rows, equation: Equation) -> list[str]:
         _unlike_noise(rows, equation, errors),
         _growing(rows, errors, is_like),
         _following(rows, errors),
+        _of_groups(rows, errors, equation),
         _clumps(rows, errors) or _clumps(rows, factors),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -129,6 +130,31 @@ def _growing(rows: Rows, errors: Array, is_like: Array) -> str:
     return ""
 
 
+def _of_groups(rows: Rows, errors: Array, equation: Equation) -> str:
+    """The errors of one group are much larger or smaller than those of all others, by an F-test."""
+    if rows.group is None or rows.deviation is not None or equation.labels is None:
+        return ""
+    from scipy.special import fdtrc
+
+    group, count = rows.group, len(equation.labels)
+    parameters = (len(errors) - equation.df_resid) / count
+    degrees = np.maximum(np.bincount(group, minlength=count) - parameters, 0.0)
+    squares = np.bincount(group, errors**2, count)
+    for k in np.argsort(-squares / np.maximum(degrees, 1)).tolist():
+        inside, outside = degrees[k], degrees.sum() - degrees[k]
+        if min(inside, outside) < 2 or not (squares[k] > 0 and squares.sum() > squares[k]):
+            continue
+        ratio = squares[k] / inside / ((squares.sum() - squares[k]) / outside)
+        chance = min(fdtrc(inside, outside, ratio), fdtrc(outside, inside, 1 / ratio))
+        if chance * 2 * count < UNLIKELY:
+            return (
+                f"Errors are {math.sqrt(ratio):.2g} times as large in group {equation.labels[k]} "
+                "as in the others, contrary to the error model: standard errors may be wrong. Give "
+                "noise for each row, or use the intervals of bootstrap."
+            )
+    return ""
+
+
 def _following(rows: Rows, errors: Array) -> str:
     """Residuals of rows that follow one another are alike: of a drift, or of one subject.
 
@@ -136,6 +162,8 @@ def _following(rows: Rows, errors: Array) -> str:
     they are alike by the order alone.
     """
     once = _once(rows)
+    group = None if rows.group is None else rows.group[once]
+    once = once[first_of_equal(rows.X[once], rows.y[once, None], group)]
     once = once[np.argsort(rows.origin[once])]
     if len(once) < MIN_FOLLOWING or not np.isfinite(errors).all():
         return ""

@@ -353,7 +353,8 @@ def started(
 
     function: that is called, for messages. is_new: the groups are others than the equation's.
     """
-    columns = Columns.of(equation.functions.expand(rows.X))
+    functions = equation.functions
+    columns = Columns.of(functions.expand(rows.X), functions.exponential)
     root = rows.root
     if equation.noise == "proportional":
         root = root / sizes(rows.y if is_new else equation._predicted(rows.X, rows.group))

@@ -68,7 +68,7 @@ MAX_HELD_OUT_ROWS = 5000
 RIVAL_COST = 20.0  # difference of the criteria of the search up to which all rows decide
 NO_WIDTH = 1e-9  # of a column over its size, for which an equation may be a constant
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
-MANY_PARAMETERS = 7  # of an equation of one column, which is a curve and no law
+MANY_PARAMETERS = 7  # of an equation of one column, which is just a curve
 OVERFIT = 2.5  # ratio of errors: more than any one of a fifth of the rows makes it
 APPROXIMATION = 0.3  # the same, from which an equation misses something
 SHARES = np.arange(1, 8) / 8  # of a gap between values, where a denominator may be 0
@@ -121,7 +121,7 @@ def measured(rows: Rows) -> tuple[Output, str]:
     kind = "additive" if rows.deviation is None else "known"
     if rows.noise == "proportional":
         root, kind = root / sizes(rows.y), "proportional"
-    columns = Columns.of(rows.functions.expand(rows.X))
+    columns = Columns.of(rows.functions.expand(rows.X), rows.functions.exponential)
     addend = None if rows.part is None else rows.part.values(rows.X)
     output = Output(
         columns,
@@ -444,14 +444,19 @@ def _finished(
         notes += notes_of(rows, equations[chosen])
     inflation = np.ones(len(rows.y))  # of many rows none has much influence
     if settings.leave_out is not None and len(inflation) <= MORE_ROWS:
-        data, _, candidate = min(fits, key=lambda fit: fit[2].cost)
-        residuals = data.predict(candidate.u, candidate.parity, candidate.c)[1]
-        residuals = np.where(
-            residuals == 0, TINY_RESIDUAL, residuals
-        )  # of a row with a term of its own
-        inflation = np.maximum(refine.left_out(data, candidate, residuals)[0] / residuals, 1.0)
+        inflation = _inflation(min(fits, key=lambda fit: fit[2].cost))
     parts = equations, chosen, alternatives, kind, candidates.complete, notes, inflation
     return SearchResult(*parts, weighted=rows.weighted)
+
+
+def _inflation(fit: Fit) -> Array:
+    """The leave-one-out errors of all rows over their residuals."""
+    data, _, candidate = fit
+    residuals = data.predict(candidate.u, candidate.parity, candidate.c)[1]
+    # A row with a term of its own has none.
+    residuals = np.where(residuals == 0, TINY_RESIDUAL, residuals)
+    inflation: Array = refine.left_out(data, candidate, residuals)[0] / residuals
+    return np.maximum(inflation, 1.0)
 
 
 def _without_roots(fits: list[Fit], rules: Rules) -> list[Fit]:
@@ -477,7 +482,8 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     """Return doubts about the equation, as text."""
     X = rows.functions.expand(rows.X)
     notes = [*beyond_notes(equation), *_narrow_notes(rows, equation, X), *_level_notes(equation, X)]
-    notes += [*_single_notes(rows, equation, X), *_untold_notes(rows, equation, X)]
+    untold_notes = _untold_notes(rows, equation, X)
+    notes += [*_single_notes(rows, equation, X), *untold_notes]
     if equation.exact:
         return tuple(notes)
     notes += _flat_notes(equation)
@@ -496,7 +502,7 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     notes += _pole_notes(rows, equation)
     residuals = rows.y - equation._predicted(rows.X, rows.group)
     used = (equation.exponents != 0).any(0)
-    notes += _overfit_notes(equation, int(used.sum()))
+    notes += [] if untold_notes else _overfit_notes(equation, int(used.sum()))
     likeness = max(alike(X[:, used], residuals), alike(rows.X, residuals))
     if len(rows.y) < FEW_NEIGHBOURS or np.abs(equation.exponents).max(initial=0.0) >= BOUND:
         data, candidate = started(equation, rows, "fit")
@@ -626,18 +632,19 @@ def _narrow_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
 
 def _bound_notes(data: AllRows, candidate: Sum, names: tuple[str, ...]) -> list[str]:
     """Notes of exponents at the end of those that are tried, which the rows exclude."""
-    bound, notes = BOUND * max(1.0, abs(data.power)), list[str]()
+    notes = list[str]()
     if data.limits is not None or data.below or ((data.matrix != 0).sum(0) > 1).any():
         return notes
     unbounded = np.full_like(data.high, math.inf)
     wide = replace(data, low=-unbounded, high=unbounded)
-    for k, i in np.argwhere(np.abs(candidate.u) >= bound).tolist():
+    bound = np.minimum(-data.low, data.high)
+    for k, i in np.argwhere((np.abs(candidate.u) >= bound) & (bound >= BOUND)).tolist():
         free = candidate.free.copy()
         free[k, i] = True
         other = refine.refit(wide, replace(candidate, free=free))
         j = data.exponents.free[i]
         error = exponent_errors(wide, other, covariance(wide, other))[k, j]
-        if math.isfinite(other.cost) and abs(other.u[k, i]) > bound + EXCLUDED * error:
+        if math.isfinite(other.cost) and abs(other.u[k, i]) > bound[i] + EXCLUDED * error:
             notes.append(
                 f"The exponent {candidate.u[k, i]:g} of {names[j]} is at the bound of the search, "
                 "and the rows exclude it: as a free number it is "
