@@ -285,6 +285,7 @@ def test_intervals_and_drawn_rows():
 
 
 @pytest.mark.filterwarnings("ignore:NPURegressor. Errors are .* as large where x1 is small")
+@pytest.mark.filterwarnings("ignore:NPURegressor. Errors are .* as large in group c")
 def test_refit_to_other_groups():
     X, y, index, c = two_terms(14, 0.01)
     fitted = model().fit(X, y, groups=LABELS[index])

@@ -35,6 +35,7 @@ MAX_CHANCE = 1e-5  # of so great a ratio where the equations are right: few samp
 MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
 ORDER = 4  # of the differences of neighbouring samples
 FEW_DEGREES = 5  # of freedom
+FEW_MEASUREMENTS = 3.5  # for each parameter
 
 
 class PoorFitWarning(UserWarning):
@@ -102,7 +103,7 @@ def judged(
     data, seen = candidate.problem.data, candidate.problem.data.seen
     share = max(degrees / max(int(seen.sum()), 1), 0.1)
     errors, deviation, ratio, is_misfit = _compared_with_errors(candidate, degrees)
-    count, spread = seen.sum((0, 1)), data.spread()
+    count, spread, total = seen.sum((0, 1)), data.spread(), int(seen.sum())
     missed = (deviation.square() - errors.square()).clamp(min=0).sqrt() / spread
     correlation, pairs = _autocorrelation(candidate.residuals(), seen)
     failed: list[str] = []
@@ -142,6 +143,9 @@ def judged(
         failed.append("There are no more measurements than parameters: any equations would fit.")
     elif degrees < FEW_DEGREES:
         caveats.append(f"Degrees of freedom: {degrees}. Nearly any equations would fit.")
+    elif total < FEW_MEASUREMENTS * (total - degrees):
+        text = f"{total} measurements are few for {total - degrees} parameters"
+        caveats.append(f"{text}: other equations may fit as well.")
     rows = candidate.problem.shape.coefficients(*candidate.problem.shape.split(candidate.x)[:2])
     failed += _undefined(candidate, names)
     still = [name for name, row in zip(names, rows, strict=False) if not row.any()]

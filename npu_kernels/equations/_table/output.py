@@ -69,7 +69,6 @@ RIVAL_COST = 20.0  # difference of the criteria of the search up to which all ro
 NO_WIDTH = 1e-9  # of a column over its size, for which an equation may be a constant
 STRUCTURE = 0.5  # correlation of neighbours from which hardly any of the residuals is noise
 MANY_PARAMETERS = 7  # of an equation of one column, which is just a curve
-OVERFIT = 2.5  # ratio of errors: more than any one of a fifth of the rows makes it
 APPROXIMATION = 0.3  # the same, from which an equation misses something
 SHARES = np.arange(1, 8) / 8  # of a gap between values, where a denominator may be 0
 NAMES_OF_NUMBERS = ("id", "idx", "index", "no", "nr", "obs", "row", "rowid", "rowname", "rownames")
@@ -502,7 +501,11 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
     notes += _pole_notes(rows, equation)
     residuals = rows.y - equation._predicted(rows.X, rows.group)
     used = (equation.exponents != 0).any(0)
-    notes += [] if untold_notes else _overfit_notes(equation, int(used.sum()))
+    if used.sum() == 1 and equation.n_parameters >= MANY_PARAMETERS and not untold_notes:
+        notes.append(
+            f"{equation.n_parameters} parameters describe one column: any smooth curve can be "
+            "fitted so, and the equation may have no meaning outside of the data."
+        )
     likeness = max(alike(X[:, used], residuals), alike(rows.X, residuals))
     if len(rows.y) < FEW_NEIGHBOURS or np.abs(equation.exponents).max(initial=0.0) >= BOUND:
         data, candidate = started(equation, rows, "fit")
@@ -515,25 +518,6 @@ def notes_of(rows: Rows, equation: Equation) -> tuple[str, ...]:
             "are missing."
         )
     return (*notes, *doubts(rows, equation))
-
-
-def _overfit_notes(equation: Equation, inputs: int) -> list[str]:
-    """Notes of an equation with many parameters of one column, or with large held-out errors.
-
-    inputs: the number of columns that the equation has.
-    """
-    notes = list[str]()
-    if inputs == 1 and equation.n_parameters >= MANY_PARAMETERS:
-        notes.append(
-            f"{equation.n_parameters} parameters describe one column: any smooth curve can be "
-            "fitted so, and the equation may have no meaning outside of the data."
-        )
-    if equation.n_held_out and equation.holdout_nrmse > OVERFIT * equation.nrmse:
-        notes.append(
-            f"The error on held-out rows is {equation.holdout_nrmse / equation.nrmse:.2g} times "
-            "that of the fit: the equation is not determined by these rows."
-        )
-    return notes
 
 
 def _pole_notes(rows: Rows, equation: Equation) -> list[str]:
