@@ -41,7 +41,7 @@ CONTINUATIONS = 32  # of a set, the best ones
 MIN_NEW = 1e-8  # of a product's square: the part that the products before it must not explain
 COMPARED = 60  # sets of each kind, of which the best ones become starts
 QUADRATIC = 8  # of products of degree 2 at most, as reactions and populations have them
-RENEWED = 20  # of all kinds, the plain ones among them, from which a search goes on
+RENEWED = 12  # of all other kinds, the plain ones among them, from which a search goes on
 INTEGRALS_RIDGE = 1e-12  # of the normal equations, whose columns have length 1
 
 Sets = Iterator[tuple[Tensor, Tensor]]  # exponents [h, D] and used terms [h], the best set first
@@ -173,8 +173,8 @@ def ranked(
     )
     simple, integer = (list(itertools.islice(kind, COMPARED)) for kind in kinds)
     plain = list(plain_sets(exponents, data.constant, shape, fixed, max_terms))
-    if shape.states > 1:
-        plain += itertools.islice(integer_sets(course, shape, fixed, max_terms, 2), QUADRATIC)
+    products = integer_sets(course, shape, fixed, max_terms, 2) if shape.states > 1 else iter(())
+    plain += (quadratic := list(itertools.islice(products, QUADRATIC)))
     no_terms = torch.zeros(shape.terms, shape.states).double(), torch.zeros(shape.terms).bool()
     exponents, used = map(torch.stack, zip(*(simple + integer + plain or [no_terms]), strict=True))
     free = (exponents != 0) & ~signed
@@ -193,7 +193,7 @@ def ranked(
         criteria, coefficients[:, d] = criteria + square, c * used
     order = criteria.argsort(stable=True)
     is_plain = order >= len(criteria) - len(plain)
-    order = torch.cat([order[is_plain], order[~is_plain]])[:RENEWED]
+    order = torch.cat([order[is_plain], order[~is_plain]])[: RENEWED + len(quadratic)]
     return Ranked(exponents, coefficients, free, used, criteria).some(order)
 
 
