@@ -103,7 +103,7 @@ def judged(
     data, seen = candidate.problem.data, candidate.problem.data.seen
     share = max(degrees / max(int(seen.sum()), 1), 0.1)
     errors, deviation, ratio, is_misfit = _compared_with_errors(candidate, degrees)
-    count, spread, total = seen.sum((0, 1)), data.spread(), int(seen.sum())
+    count, spread = seen.sum((0, 1)), data.spread()
     missed = (deviation.square() - errors.square()).clamp(min=0).sqrt() / spread
     correlation, pairs = _autocorrelation(candidate.residuals(), seen)
     failed: list[str] = []
@@ -141,11 +141,7 @@ def judged(
         caveats.append(f"R2 = {explained:.2f}.")
     if degrees <= 0:
         failed.append("There are no more measurements than parameters: any equations would fit.")
-    elif degrees < FEW_DEGREES:
-        caveats.append(f"Degrees of freedom: {degrees}. Nearly any equations would fit.")
-    elif total < FEW_MEASUREMENTS * (total - degrees):
-        text = f"{total} measurements are few for {total - degrees} parameters"
-        caveats.append(f"{text}: other equations may fit as well.")
+    caveats += _few_measurements(int(seen.sum()), degrees)
     rows = candidate.problem.shape.coefficients(*candidate.problem.shape.split(candidate.x)[:2])
     failed += _undefined(candidate, names)
     still = [name for name, row in zip(names, rows, strict=False) if not row.any()]
@@ -259,6 +255,16 @@ def _jumps(data: Series) -> list[str]:
         for name, jump in zip(data.names[len(data.names) - data.inputs :], data.jumps, strict=True)
         if jump
     ]
+
+
+def _few_measurements(count: int, degrees: int) -> list[str]:
+    """Return a sentence if there are few measurements for the parameters. degrees: of freedom."""
+    if 0 < degrees < FEW_DEGREES:
+        return [f"Degrees of freedom: {degrees}. Nearly any equations would fit."]
+    if degrees <= 0 or count >= FEW_MEASUREMENTS * (count - degrees):
+        return []
+    text = f"{count} measurements are few for {count - degrees} parameters"
+    return [f"{text}: other equations may fit as well."]
 
 
 def _undefined(candidate: Candidate, names: tuple[str, ...]) -> list[str]:
