@@ -90,6 +90,7 @@ def test_several_wild_values_of_weighted_rows_in_their_order():
 
 @approximate
 @few_rows
+@pytest.mark.filterwarnings("ignore:NPURegressor. Residuals of rows that follow one another")
 def test_rows_that_are_not_wild_stay():
     """Heavy tails, few rows, errors that are factors, another equation for a part of the rows."""
     for seed in range(2):

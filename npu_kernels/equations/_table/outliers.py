@@ -33,7 +33,7 @@ FEW = 0.03  # share of the rows up to which tails are not heavy
 FAR_BEYOND = 100.0  # ratio of a value to all others of its column, from which it is no reading
 # Numbers that stand for missing values: nines such as -999 and 9999, -1 and 0.
 CODES = (*(sign * (10.0**k - 1) for k in range(6, 0, -1) for sign in (-1, 1)), -1.0, 0.0)
-FINE = 1e-4  # of y's deviation: a last digit so small has errors of rounding
+FINE = 1e-4  # of the range of y: a last digit so small has errors of rounding
 FEW_STEPS = 3  # of rounded readings: a code is farther from all others
 # A value in several rows is a code too if it is so many times the width of all others away from
 # them. The first or last of y is the end of a scale if it is in so many rows, and in so many times
@@ -252,7 +252,7 @@ def _errors(rows: Rows, result_of_all: SearchResult, keep: Array, of: Array | No
     with np.errstate(over="ignore"):
         errors[keep] *= result_of_all.inflation
     rounding = last_digits(rows.y)
-    is_rounded = (np.abs(rows.y - prediction) <= rounding) & (rounding < FINE * rows.y.std())
+    is_rounded = (np.abs(rows.y - prediction) <= rounding) & (rounding < FINE * np.ptp(rows.y))
     errors[is_rounded] = np.minimum(errors[is_rounded], np.median(errors))
     size, largest = 1.0, 1.0
     if result_of_all.noise != "multiplicative":
