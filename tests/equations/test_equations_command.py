@@ -346,6 +346,14 @@ def test_numbers_with_one_reading(read):
     assert read(months, "--inputs", "x")[0][0] == [2, 1.5]
 
 
+def test_an_exponent_behind_a_blank_is_no_unit(tmp_path, capsys):
+    path = tmp_path / "data.csv"
+    path.write_text("a,b\n1,0.5 E+05\n2,0.7 E+05\n3,0.9 E+05\n")
+    with pytest.raises(SystemExit, match="2"):
+        main([str(path)])
+    assert "column b has '0.5 E+05'" in capsys.readouterr().err
+
+
 def test_words_that_choose_a_reading(read):
     assert read("a,7.62\n1.5,2\n2.5,4\n3.5,8\n", "--header", "yes")[:2] == (TWO, ["a", "7.62"])
     assert read("7,7.62\n1.5,2\n2.5,4\n3.5,8\n", "--header", "yes")[:2] == (TWO, ["7", "7.62"])
