@@ -131,7 +131,7 @@ def judged(
     if jumps := _jumps(measured):
         rough = is_rough(candidate, distances_from_neighbours(measured)[1])
         (failed if rough else caveats).extend(jumps)
-    failed += limit_notes(measured, names)
+    failed += limit_notes(measured, names, deviation > 2 * data.exact)
     caveats += outlier_notes(candidate, measured, left_out, names)
     explained = _explained(candidate)
     if not explained >= MIN_EXPLAINED:

@@ -41,7 +41,7 @@ CONTINUATIONS = 32  # of a set, the best ones
 MIN_NEW = 1e-8  # of a product's square: the part that the products before it must not explain
 COMPARED = 60  # sets of each kind, of which the best ones become starts
 QUADRATIC = 8  # of products of degree 2 at most, as reactions and populations have them
-RENEWED = 12  # of all other kinds, the plain ones among them, from which a search goes on
+RENEWED = 12  # further sets of all kinds, the simplest among them, from which a search goes on
 INTEGRALS_RIDGE = 1e-12  # of the normal equations, whose columns have length 1
 
 Sets = Iterator[tuple[Tensor, Tensor]]  # exponents [h, D] and used terms [h], the best set first

@@ -170,13 +170,16 @@ def outlier_notes(
     return texts
 
 
-def limit_notes(data: Series, names: tuple[str, ...]) -> list[str]:
-    """Return sentences on the columns that reach the limit of a sensor."""
+def limit_notes(data: Series, names: tuple[str, ...], is_inexact: Tensor) -> list[str]:
+    """Return sentences on the columns that reach the limit of a sensor.
+
+    is_inexact ``[D]``: columns that the equations do not fit exactly; the others rest there.
+    """
     texts = []
     for d, name in enumerate(names):
         columns = [values[data.seen[s, :, d], d] for s, values in enumerate(data.values)]
         readings = torch.cat(columns).unique()
-        if len(readings) < MIN_VALUES // 2:
+        if len(readings) < MIN_VALUES // 2 or not is_inexact[d]:
             continue
         is_rounded = bool(last_digits(readings.numpy()).any())
         for limit, others in ((readings[-1], readings[:-1]), (readings[0], readings[1:])):

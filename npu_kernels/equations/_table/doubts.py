@@ -137,6 +137,7 @@ def _of_groups(rows: Rows, errors: Array, equation: Equation) -> str:
     from scipy.special import fdtrc
 
     group, count = rows.group, len(equation.labels)
+    errors = errors / (np.abs(errors).max() or 1.0)  # squares of large ones would overflow
     parameters = (len(errors) - equation.df_resid) / count
     degrees = np.maximum(np.bincount(group, minlength=count) - parameters, 0.0)
     squares = np.bincount(group, errors**2, count)
