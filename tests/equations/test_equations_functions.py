@@ -129,6 +129,16 @@ def test_other_kinds_of_errors(kind):
 
 
 @few_rows
+def test_a_rough_line_of_few_rows_ends_no_search():
+    """A logistic curve at nine points, whose residuals from a line show no pattern yet."""
+    x = np.linspace(5, 80, 9)
+    y = 72 / (1 + np.exp(2.6 - 0.067 * x)) + RNG(4).standard_normal(9)
+    fitted = model(["exp"], target_powers=(1, -1)).fit(x[:, None], y)
+    found = fitted.best_equation_, *fitted.equations_.alternatives
+    assert -1 in [equation.target_power for equation in found]
+
+
+@few_rows
 @pytest.mark.parametrize("scale", [1, 1000])
 def test_the_rate_of_an_exponential_has_no_narrow_bound(scale):
     x = np.linspace(0, 1.2, 60)
