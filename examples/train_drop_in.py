@@ -27,7 +27,7 @@ def batch(rows: int, generator: torch.Generator, device: str) -> tuple[Tensor, T
 
 
 def main() -> None:
-    """Train for some steps and print the error; the checkpoint holds model and optimiser."""
+    """Train for some steps and print the error; the checkpoint holds model and optimizer."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

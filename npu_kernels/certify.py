@@ -5,7 +5,8 @@ instruction set. It compares
 
 - values and gradients in float64 and float32 against ``npu_kernels.reference`` in float64, with
   0, 1, odd and larger numbers of rows, 1, odd and larger numbers of features, one model and
-  ``num_models=3``, with and without the optional weights, for all options;
+  ``num_models=3``, with and without the optional arguments of each layer, such as the imaginary
+  weights of `npu`;
 - first and second derivatives against finite differences: gradcheck and gradgradcheck.
 
 It prints a line for each layer on each backend with the largest relative error, then the backends

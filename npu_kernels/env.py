@@ -66,14 +66,14 @@ def _matmul_precision() -> str:
 
 
 def _large_layers() -> str:
-    """Say which Triton kernels large layers take on the device, or else on each architecture."""
+    """Say which Triton kernels large layers take on the GPU; "-" without one."""
     if torch.cuda.is_available() and torch.version.hip is None:
         device = torch.device("cuda", torch.cuda.current_device())
         if dispatch.reasons(device)["triton"][0]:
             from npu_kernels._triton import tuning
 
             return costs.describe(tuning.architecture_of(device))
-    return "; ".join(map(costs.describe, costs.CHIPS))
+    return "-"
 
 
 def environment() -> dict[str, str]:
@@ -96,7 +96,7 @@ def environment() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "torch threads": str(torch.get_num_threads()),
         "float32 matmul precision": _matmul_precision(),
-        "large NPU layers": _large_layers(),
+        "large NPU layers on cuda": _large_layers(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "no device",
         "installed as": origin,
         "cpu library": str(cpu.LIBRARY) if runs else reason,

@@ -79,10 +79,10 @@ def npu(
     Returns:
         ``[..., O]`` or ``[K, ..., O]``.
 
-    Special values: for inf and nan in x the kernels give what the formula gives. For a nonnegative
-    input they skip the terms with k, instead of multiplying them by 0. So they may return a number
-    or inf where the formula gives ``0 * inf = nan``: in the output if a weight is infinite, in a
-    gradient if an output is infinite.
+    Special values: the results for inf and nan in x are those of the formula, with one difference.
+    For a nonnegative input the kernels skip the terms with k, instead of multiplying them by 0. So
+    they may return a number or inf where the formula gives ``0 * inf = nan``: in the output if a
+    weight is infinite, in a gradient if an output is infinite.
 
     Precision: float32 results on the CPU are as accurate as the eager implementation's, unless the
     float32 matmul precision (`torch.set_float32_matmul_precision`,

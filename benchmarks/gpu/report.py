@@ -45,7 +45,7 @@ def trainings(rows: Sequence[Row]) -> str:
     def record(group: dict[str, Row]) -> Row:
         ours = group["ours, CUDA graph"]
         return {
-            "B, I, O, K": _size(ours["size"]), "optimiser": OPTIMIZERS[ours["optimizer"]],
+            "B, I, O, K": _size(ours["size"]), "optimizer": OPTIMIZERS[ours["optimizer"]],
             "a captured step": f"{ours['median_us']:.0f} µs",
             "capture": f"{ours['begin_ms']:.0f} ms",
             "one by one": f"{group['ours']['ratio']:.1f}",

@@ -2,7 +2,7 @@
 
 Where `npu_kernels.training.run` can, it makes the steps of all K models, many in each call.
 Otherwise one step is: the layers and their gradients through autograd, then the penalty, whose
-gradient is a line of algebra, then the optimiser. All parameters lie in one flat buffer, one block
+gradient is a line of algebra, then the optimizer. All parameters lie in one flat buffer, one block
 for each tensor ``[K, ...]``; the modules hold views of it.
 
 RMSProp and Adam work in place on this buffer. So a step of theirs is a few passes whatever the
@@ -98,7 +98,7 @@ class Training:
 
     Args:
         module: takes the rows of `data`, gives ``[K, B, O]``.
-        optimizer: makes an optimiser from a buffer.
+        optimizer: makes an optimizer from a buffer.
         data: the rows of each step; with `many`, `training.run` makes them where it can.
         steps: how many.
         evaluate: rows and tensors to keep, at the end; gets this object.
@@ -134,7 +134,7 @@ class Training:
         self._torchs = self._fused_optimizer() if hasattr(data, "many") else None
 
     def _fused_optimizer(self) -> torch.optim.Optimizer | None:
-        """Return torch's optimiser on views of our state; None if C++ cannot make these steps."""
+        """Return torch's optimizer on views of our state; None if C++ cannot make these steps."""
         optimizer = self.optimizer.torchs(self.buffer.parameters)
         if fallbacks.reason(self.module, optimizer, [self.buffer.flat]) is not None:
             return None
@@ -217,7 +217,7 @@ class Training:
 
 
 class Optimizer:
-    """The state of an optimiser: buffers to keep in a checkpoint."""
+    """The state of an optimizer: buffers to keep in a checkpoint."""
 
     kind: type[torch.optim.Optimizer]  # torch's of the same kind
     options: dict[str, Any]  # its arguments
@@ -233,7 +233,7 @@ class Optimizer:
         raise NotImplementedError
 
     def torchs(self, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-        """Torch's optimiser, where the rate is a number."""
+        """Torch's optimizer, where the rate is a number."""
         kind: Any = self.kind
         return kind(parameters, self.rate, **self.options)
 

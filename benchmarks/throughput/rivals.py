@@ -2,7 +2,7 @@
 
 ours               npu_kernels' layer; to train it, its loss and Adam, or `training.run`
 eager              npu_kernels.reference under autograd: for models, all of them in one batched call
-layers             npu_kernels' layers with torch's loss and optimiser (a step), one by one (a run)
+layers             npu_kernels' layers with torch's loss and optimizer (a step), one by one (a run)
 loop               one eager model after the other, in a Python loop (training with models)
 compile            torch.compile of eager, default mode
 ours-compile       torch.compile of our layer; to train it, with torch's loss and Adam

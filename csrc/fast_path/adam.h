@@ -1,4 +1,4 @@
-// A step of Adam over all of an optimiser's parameters.
+// A step of Adam over all of an optimizer's parameters.
 #pragma once
 
 #include <vector>

@@ -16,7 +16,7 @@ namespace npu_fast_path {
 class TrainingPlan {
  public:
   // What the plan was made of:
-  //   parameters: a list of (parameter, trained, written, state): the optimiser's state of it, a dict or None
+  //   parameters: a list of (parameter, trained, written, state): the optimizer's state of it, a dict or None
   //   sizes: (K or 0, inputs, outputs), then whether float32 products must be full ones
   // Python checks them before.
   TrainingPlan(int64_t number, PyObject* parameters, PyObject* sizes) : kept_(number) {
@@ -48,7 +48,7 @@ class TrainingPlan {
     }
   }
 
-  // Whether parameters and the optimiser's state are those of the plan, and nothing hangs on them.
+  // Whether parameters and the optimizer's state are those of the plan, and nothing hangs on them.
   bool unchanged(PyObject* states) const {
     if (full_products_ && npu::float_terms() != 3) return false;
     for (const One& one : parameters_) {
@@ -142,7 +142,7 @@ class TrainingPlan {
     py::object parameter, state;  // the state is a dict if it is trained
     std::vector<py::object> names, entries;
     Place values;
-    Tensor number;  // of the optimiser's steps
+    Tensor number;  // of the optimizer's steps
     bool requires_grad, trained, written;
   };
 
@@ -189,7 +189,7 @@ inline PyObject* training_plan(PyObject*, PyObject* const* args, Py_ssize_t) {
   });
 }
 
-// training_step(plan, the optimiser's state, x, y, weight, schedules): the loss, or NotImplemented, and nothing was
+// training_step(plan, the optimizer's state, x, y, weight, schedules): the loss, or NotImplemented, and nothing was
 // done
 inline PyObject* training_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 6 || !nothing_watches() || hooks_see_saved() || c10::InferenceMode::is_enabled())

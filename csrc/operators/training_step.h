@@ -11,7 +11,7 @@ struct TrainingStep {
   const void* weight;  // as y; null: 1
   int64_t rows;
   bool shared_x, shared_y;
-  const double* schedules;  // the rate of each group of the optimiser, the weight of each penalty
+  const double* schedules;  // the rate of each group of the optimizer, the weight of each penalty
   const double* numbers;    // the steps before, of each trained parameter
   void* losses;             // [K]
 };

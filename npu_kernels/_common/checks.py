@@ -1,7 +1,7 @@
-"""What several modules share: checks of arguments, errors, warnings, seeds and optimisers.
+"""What several modules share: checks of arguments, errors, warnings, seeds and optimizers.
 
 Warnings point to the user's line. Random numbers depend on their purpose and a seed alone. Torch's
-optimisers are made without torch's compiler, whose import takes longer than a short training.
+optimizers are made without torch's compiler, whose import takes longer than a short training.
 """
 
 from __future__ import annotations
@@ -304,13 +304,13 @@ def stream(purpose: str, seed: int, block: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-# ---- optimisers ----
+# ---- optimizers ----
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
 
 def plain_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a bound method of an optimiser that does not import torch's compiler.
+    """Return a bound method of an optimizer that does not import torch's compiler.
 
     torch wraps what must not be compiled in a function that imports `torch._dynamo` when it is
     called. Before that import nothing is compiled, so the wrapped function does the same. A method
@@ -327,7 +327,7 @@ def plain_method(method: Callable[..., Any]) -> Callable[..., Any]:
 def make_optimizer(
     kind: type[_Optimizer], parameters: Iterable[Tensor], **settings: Any
 ) -> _Optimizer:
-    """Return an optimiser of this class; making it does not import torch's compiler."""
+    """Return an optimizer of this class; making it does not import torch's compiler."""
     optimizer = kind.__new__(kind)
     optimizer.add_param_group = plain_method(optimizer.add_param_group)  # type: ignore[method-assign]
     optimizer.__init__(parameters, **settings)  # type: ignore[misc]

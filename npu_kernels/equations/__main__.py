@@ -22,6 +22,7 @@ from npu_kernels._jobs import files
 Frame = Any  # of pandas
 
 NAMED_CELLS = 3  # in a message
+MAX_TERMS = 4
 YEAR = "1[5-9][0-9]{2}|20[0-9]{2}"
 MIN_NAMES, MAX_CELLS = 3, 0.8  # that are numbers, in a header; of the cells below, decimals
 # Rows above their sum, and its relative rounding error. 1, 2, 3, 4, 10 may be chosen values.
@@ -171,6 +172,12 @@ def _cells(path: Path) -> tuple[dict[int, list[str]], list[str], dict[int, str],
     among = {n: t for n, t in lines.items() if n > start and n not in kept}
     delimiter = max(separator[1] if separator else DELIMITERS, key=lambda d: _quality(texts, d))
     rows = _split(texts, delimiter)
+    split = re.escape(delimiter[0])
+    behind = re.compile(rf'(?:^|{split})\s*"(?:[^"]|"")*"(?!["\s]|{split}|$)')
+    for n, line in kept.items():
+        if behind.search(line):
+            rule = "nothing between a cell in quotes and the delimiter"
+            raise ValueError(f"{path} must have {rule}, got {line!r} in line {n}")
     if len(rows) < 2 or max(map(len, rows)) < 2:
         rule = "columns that tabs, ; , | or blanks separate, a header and rows without line breaks"
         raise ValueError(f"{path} must have {rule}, got {len(texts)} lines such as {texts[:1]}")
@@ -404,7 +411,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--groups", metavar="NAME", help="a column of labels; each label has its own coefficients"
     )
     parser.add_argument("--known-part", metavar="TEXT", help="known terms, such as '9.81*t**2/2'")
-    parser.add_argument("--max-terms", type=int, help="maximum number of terms; default: 4")
+    parser.add_argument(
+        "--max-terms", type=int, help=f"maximum number of terms; default: {MAX_TERMS}"
+    )
     parser.add_argument(
         "--no-equation", action="store_true", help="up to 10 terms, as many as predict best"
     )
@@ -448,7 +457,11 @@ def _run(options: argparse.Namespace) -> int:
 
     of_target = "auto" if options.target_transforms == ["auto"] else options.target_transforms
     model = NPURegressor(
-        None if options.no_equation else 4 if options.max_terms is None else options.max_terms,
+        None
+        if options.no_equation
+        else MAX_TERMS
+        if options.max_terms is None
+        else options.max_terms,
         X_units=None if units is None else [units[name] for name in inputs],
         y_units=None if units is None else units[target],
         n_init=options.n_init,
@@ -472,6 +485,11 @@ def _run(options: argparse.Namespace) -> int:
         facts.append(f"units not used, as {', '.join(unitless)} lack one")
     unused = [name for name in labels if name not in (*names, options.groups)]
     facts += [f"no numbers in {', '.join(unused)}"] * bool(unused)
+    facts += [
+        f"--groups {name} gives each label coefficients of its own"
+        for name in unused
+        if not options.groups and _are_groups(labels_of_rows[name])
+    ][:1]
     outliers = [str(numbers.index[row]) for row in model.equations_.outliers]
     facts += [f"outliers: line {', line '.join(outliers)} of the file"] * bool(outliers)
     print("; ".join(facts))
@@ -501,6 +519,12 @@ def _columns(
     if options.groups is not None and options.groups not in set(table.cells) - set(names):
         raise ValueError(f"--groups must be another column of {columns}; got {options.groups}")
     return inputs, target
+
+
+def _are_groups(labels: Frame) -> bool:
+    """Whether there are two labels or more, each of enough rows for coefficients of its own."""
+    counts = labels.value_counts()
+    return len(counts) > 1 and bool(counts.min() > MAX_TERMS)
 
 
 def _ends_with_totals(numbers: Frame) -> bool:

@@ -84,15 +84,12 @@ def fit(
 ) -> FitResult:
     """Train a batch of models from many random initialisations, and return the best one.
 
-    Many initialisations are trained for a short time in one batch. For negative inputs, the factor
-    ``cos(pi w)`` of an NPU, RealNPU or NaiveNPU passes 0 and has the wrong sign on the way from w =
-    0 to some right weights, such as those of a product of two negative inputs. Training rarely
-    crosses this barrier. So some initialisations have weights large enough to lie beyond it. Gates
-    are projected to the interval from 0 to 1. The best models are refined with L-BFGS in float64
-    and rounded to simple fractions. If the last layer is an NAU, its weights are then solved by
-    least squares, and hidden units that it does not need are removed. The model is selected by its
-    error on held-out rows. The result does not depend on torch's global random state, its default
-    dtype, autocast or inference mode.
+    Many initialisations are trained for a short time in one batch. Gates are projected to the
+    interval from 0 to 1. The best models are refined with L-BFGS in float64 and rounded to simple
+    fractions. If the last layer is an NAU, its weights are then solved by least squares, and hidden
+    units that it does not need are removed. The model is selected by its error on held-out rows.
+    The result does not depend on torch's global random state, its default dtype, autocast or
+    inference mode.
 
     Scales: y may have any scale from 1e-30 to 1e30 if the last layer is an ``NAU(clip=False)``.
     x may have any such scale if the first layer is an ``NAU(clip=False)``, or a `RealNPU` followed
@@ -101,12 +98,14 @@ def fit(
     with this factor unless it is 1. A first `NPU` or `NaiveNPU`, and layers with clipped weights,
     need data of a magnitude near 1. Coefficients are rounded only if the data have no noise.
 
-    Negative inputs: if the first layer is a `RealNPU` or `NPU` and no equation was found that is
-    exact (up to rounding), a second fit has ``|x|`` and the signs of x as separate inputs, which
-    avoids the barrier. Its result is used if its error is at most ``1 + Recipe.slack`` times the
-    error of the first fit, and if it can be written with powers of x. For this, inputs with
-    negative values need integer exponents: odd if the sign of the input is a factor of the product,
-    as in ``sign(x) |x|**3 = x**3``, else even.
+    Negative inputs: the sign factor ``cos(pi w)`` of an NPU, RealNPU or NaiveNPU is 0 at weights
+    between 0 and, for example, the exponents 1 of a product of two negative inputs. Training rarely
+    crosses this zero, so some initialisations begin beyond it. If the first layer is a `RealNPU` or
+    `NPU` and no exact equation was found (exact up to rounding), a second fit has ``|x|`` and the
+    signs of x as separate inputs. Its result is used if its error is at most ``1 + Recipe.slack``
+    times that of the first fit, and if it equals a product of powers of x: inputs with negative
+    values then have integer exponents, odd where the sign of the input is a factor, as in ``sign(x)
+    |x|**3 = x**3``, else even.
 
     Args:
         model: a layer of this package or a `Sequential` of such layers (`torch.nn.Sequential(NPU(2,

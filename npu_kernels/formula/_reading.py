@@ -180,11 +180,11 @@ def extract(
         outputs: O names; default y0, y1, ..., or y if there is one output.
         model_index: index of the model if the layers have `num_models`.
         eps: True keeps the eps of the layers: the expressions equal the model up to rounding at
-            every input, also at 0. Exception: where ``cos(pi / 2)`` is an input of another power
-            layer (NPU, RealNPU or NaiveNPU), the formula contains an exact 0, while the model
-            computes the rounding error of the cosine. False leaves eps out of ``|x| + eps``, so
-            that powers are written as powers. `Formula.note` describes the difference, which
-            matters for inputs not much larger than eps.
+            every input, also at 0. Exception: if the sign factor of a power layer (NPU, RealNPU or
+            NaiveNPU) is ``cos(pi / 2)`` and a second power layer follows, the formula has an exact
+            0, and the model passes on the rounding error of the cosine. False leaves eps out of
+            ``|x| + eps``, so that powers are written as powers. `Formula.note` describes the
+            difference, which matters for inputs not much larger than eps.
         nonnegative: inputs that are never negative, by name, or True for all. Their ``|x|`` is
             written as x, without ``[x < 0]`` (1 if x < 0, else 0). Or data ``[N, I]``, a tensor,
             array or DataFrame: inputs without negative values in it are nonnegative.
@@ -195,9 +195,9 @@ def extract(
 
     Products of powers are correct for inputs of both signs. With a gate of 1, an integer weight w
     is written as ``x**w``, any other weight as ``|x|**w``. A gate g strictly between 0 and 1 is
-    written as ``(g |x| + 1 - g)**w``. Inputs that are not written as ``x**w`` share one factor for
-    the sign, ``cos(pi (w g [x < 0] + ...))`` with one summand for each of them. A cosine that is
-    only 0 or 1 is written as a condition, such as ``[x >= 0]``.
+    written as ``(g |x| + 1 - g)**w``. For the inputs that are not written as ``x**w`` the sign is
+    one common factor, ``cos(pi (w0 g0 [x0 < 0] + w1 g1 [x1 < 0] + ...))``. A cosine that is only 0
+    or 1 is written as a condition, such as ``[x >= 0]``.
 
     The eps of an NMRU is written in training mode only, as the layer has none in evaluation mode. A
     reciprocal whose weight is 0 is left out of the formula; if its input is 0, the layer returns

@@ -137,13 +137,13 @@ class NALU(BaseLayer):
 class iNALU(BaseLayer):
     """Improved Neural Arithmetic Logic Unit, a layer.
 
-        a = nac(x)                                     with weight_add, mask_add
+        a = (tanh(weight_add) * sigmoid(mask_add)) x
         W = tanh(weight_mul) * sigmoid(mask_mul)
         m = exp(min(W log(max(|x|, eps)), omega))
         s_o = prod_i (sign(x_i) |W_oi| + 1 - |W_oi|)   g = sigmoid(gate_weight x)
         y = g a + (1 - g) m s
 
-    `nac` is the formula of `NAC`.
+    a is the output of a `NAC`.
 
     Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
     ``[B, I]`` to ``[K, ..., O]``.

@@ -550,7 +550,7 @@ class Statistics(NamedTuple):
         n_rejected: number of steps that were tried and rejected.
         n_evaluations: number of evaluations of the model: two for the size of the first step, six
             for a step of an explicit method; for a step of an implicit method, Newton's iterations
-            and the Jacobian.
+            and the Jacobian. The steps of kvaerno5 to the times of t are not counted.
     """
 
     n_accepted: Tensor

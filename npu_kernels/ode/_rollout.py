@@ -145,12 +145,12 @@ def rollout(
             models).
         steps, dt: number and size of fixed steps. dt may be negative; it gets no gradient.
         t: times of the result ``[M]``, increasing or decreasing, with any spacing, for an adaptive
-            method; in place of steps and dt. The solver chooses its own steps, so many times cost
-            little. u0 is the state at the first time. If t is a tensor that requires a gradient, it
-            gets one. Different times for each initial state: ``[B, M]`` padded with nan at the end,
-            or a list of B tensors, which is padded; the result is nan at padded times. Initial
-            states with the same first and last time are computed in one call, unless their times
-            require a gradient.
+            method; in place of steps and dt. An explicit solver chooses its own steps, so many
+            times cost little; kvaerno5 takes one more step to each time. u0 is the state at the
+            first time. If t is a tensor that requires a gradient, it gets one. Different times for
+            each initial state: ``[B, M]`` padded with nan at the end, or a list of B tensors, which
+            is padded; the result is nan at padded times. Initial states with the same first and
+            last time are computed in one call, unless their times require a gradient.
         method: for fixed steps "euler" (the default without t), "midpoint", "rk4" (the classic
             Runge-Kutta method) or "rk4_38" (the 3/8 rule, which torchdiffeq calls "rk4"); adaptive
             "tsit5" (Tsitouras; the default with t), "dopri5" (Dormand and Prince, SciPy's RK45),
@@ -162,14 +162,10 @@ def rollout(
             the eps of the layer. Most models have 1e-9; models that `ode.fit` returns for small
             states have a smaller eps.
         max_steps: maximum number of steps that an adaptive method tries per trajectory.
-        memory: what is saved for backward in addition to the result, "full" or "checkpointed".
-            Fixed steps: "full" saves the outputs of the layers at every stage; "checkpointed" saves
-            nothing more in the fused loop (see the end), and about sqrt(steps) states in the eager
-            loop. Adaptive steps, for each trajectory: "full" saves the time and the state of every
-            accepted step (and the seven derivatives of an implicit step); "checkpointed" saves the
-            times and every 32nd state (in the eager loop about sqrt(steps) states). Everything else
-            is recomputed, on the CPU bitwise identically. Under saved-tensor hooks, such as those
-            of `torch.utils.checkpoint`, fixed steps are "checkpointed".
+        memory: what is saved for backward in addition to the result. "full": all that backward
+            needs, so memory grows with the number of steps. "checkpointed": much less; backward
+            computes the rest again, on the CPU bitwise identically. The last but one paragraph has
+            the numbers.
         nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories
             with inf and nan are returned, and do not affect other models and initial states. If
             adaptive steps end early, the states after that time are nan and have no gradient; with
@@ -212,15 +208,22 @@ def rollout(
     The derivative of the state at a time with respect to this time is u'. Without inputs, the
     gradient of the first time is minus the sum of the gradients of the other times. Higher
     derivatives are computed by the eager loop. With implicit steps only the first and the second
-    derivative are correct, to the accuracy to which the stages are solved, a small share of the
+    derivative are correct. Their error is that of Newton's iterations, a small share of the
     tolerance.
 
+    Memory: with fixed steps, "full" saves the outputs of the layers at every stage, "checkpointed"
+    nothing in the fused loop (see below) and about sqrt(steps) states in the eager loop. Under
+    saved-tensor hooks, such as those of `torch.utils.checkpoint`, fixed steps are "checkpointed".
+    With adaptive steps, "full" saves the time and the state of every accepted step of each
+    trajectory, and the seven derivatives of an implicit step; "checkpointed" saves the times and
+    every 32nd state, in the eager loop about sqrt(steps) states.
+
     The fused loop: on the CPU the loop and its adjoint are one call each. On a GPU there is a fused
-    loop for fixed steps if D h, with D and h rounded up to powers of two, is at most 1024 (512 in
-    float64): one launch each, and one more for sums of partial gradients. The eager loop, in which
-    every step calls the layers, is used for larger models, for adaptive steps on a GPU, on other
-    devices, under `torch.func` transforms and in forward-mode differentiation. Adaptive methods do
-    not run under `torch.func.vmap`.
+    loop for fixed steps if the product of D and h, both rounded up to powers of two, is at most
+    1024 (512 in float64): one launch each, and one more for sums of partial gradients. The eager
+    loop, in which every step calls the layers, is used for larger models, for adaptive steps on a
+    GPU, on other devices, under `torch.func` transforms and in forward-mode differentiation.
+    Adaptive methods do not run under `torch.func.vmap`.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode

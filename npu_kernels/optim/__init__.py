@@ -1,7 +1,7 @@
 """Adam for small models, in one call.
 
 A model of two layers of this package has a handful of parameters of a dozen numbers each, and
-torch's optimiser spends most of a training step on its own bookkeeping.
+torch's optimizer spends most of a training step on its own bookkeeping.
 """
 
 from __future__ import annotations

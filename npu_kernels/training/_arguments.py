@@ -127,7 +127,7 @@ def projection(function: str, project: Any) -> tuple[bool, float | None]:
 def made_optimizer(
     model: nn.Module, parameters: Iterable[Tensor], optimizer: Any, lr: Any
 ) -> torch.optim.Optimizer:
-    """Return the optimiser of the call, with the call's learning rate.
+    """Return the optimizer of the call, with the call's learning rate.
 
     parameters: the model's.
     """
@@ -155,7 +155,7 @@ def made_optimizer(
 def check_optimizer(
     function: str, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Raise ValueError for an optimiser of other parameters, or whose step needs a closure."""
+    """Raise ValueError for an optimizer of other parameters, or whose step needs a closure."""
     of_model = set(map(id, parameters))
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     if of_model.isdisjoint(map(id, trained)):

@@ -1,14 +1,14 @@
 """Training steps on a GPU by a CUDA graph: one step is captured, the others are its replays.
 
-A graph launches the kernels of a step (forward, loss, penalties, backward, optimiser, projection)
+A graph launches the kernels of a step (forward, loss, penalties, backward, optimizer, projection)
 at once, with the same addresses and numbers each time. What changes from step to step is copied to
 where the captured step reads it: the rows' indices, and the rates and weights of penalties that
 are not constant.
 
 The steps before a capture are made one by one on another stream, as CUDA graphs need it: they
-compile kernels and begin the optimiser's state. They are steps like all others. Later calls of
+compile kernels and begin the optimizer's state. They are steps like all others. Later calls of
 `advance` go on with the graph, unless something has changed that it cannot see: a tensor's address,
-a setting, a rate or weight that was constant (`_Graph.holds`). Within a call the optimiser's
+a setting, a rate or weight that was constant (`_Graph.holds`). Within a call the optimizer's
 settings are torch's "capturable" ones, with the number of its steps on the device; afterwards they
 are as before.
 """
@@ -87,7 +87,7 @@ class Captured(Ordinary):
             super().advance(done + count, rows, schedules[:, count:])
 
     def _begin(self, done: int, rows: Tensor | None, schedules: Tensor) -> int:
-        """Make an eager step if the optimiser has no state; return the number of steps."""
+        """Make an eager step if the optimizer has no state; return the number of steps."""
         groups, state = self.optimizer.param_groups, self.optimizer.state
         if all(state.get(p) for group in groups for p in group["params"] if p.requires_grad):
             return 0
@@ -244,7 +244,7 @@ class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: _Inputs
     error: Tensor  # the loss of the newest replay
-    counts: dict[int, Tensor]  # of the optimiser's steps, on the device
+    counts: dict[int, Tensor]  # of the optimizer's steps, on the device
     facts: fallbacks.Facts
     contents: list[object]
 
@@ -360,7 +360,7 @@ def _hint() -> str:
 def capturable(
     optimizer: torch.optim.Optimizer, device: torch.device, on_device: dict[int, Tensor]
 ) -> Iterator[None]:
-    """Let a graph have the optimiser's steps: counts on the device, rates that may be tensors.
+    """Let a graph have the optimizer's steps: counts on the device, rates that may be tensors.
 
     on_device: the counts that an earlier graph reads, by the parameter's id; new ones are added.
 

@@ -33,13 +33,13 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _PLAIN = (bool, int, float, str, type(None))  # of attributes that are settings
-_NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimiser
+_NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimizer
 _FUNCTIONS = {kind: record.__name__.lower() for kind, record in KINDS.items()}  # of the layers
 _FUNCTIONS_AT_IMPORT = {name: getattr(functional, name) for name in _FUNCTIONS.values()}
 
 
 def _defined(method: Any) -> Any:
-    """Return the function of a method, without what torch's optimisers and schedulers wrap it in.
+    """Return the function of a method, without what torch's optimizers and schedulers wrap it in.
 
     What anybody else has wrapped it in stays, also by `functools.wraps`.
     """
@@ -51,7 +51,7 @@ def _defined(method: Any) -> Any:
     return function
 
 
-# The methods of each optimiser's class as they are at import: somebody may replace them later.
+# The methods of each optimizer's class as they are at import: somebody may replace them later.
 _STEPS = ("step", "zero_grad")
 _DEFINED_STEPS: dict[type[torch.optim.Optimizer], list[Any]] = {
     kind: [_defined(getattr(kind, name)) for name in _STEPS] for kind in OPTIMIZERS
@@ -203,20 +203,20 @@ def optimizer_reason(optimizer: torch.optim.Optimizer) -> str | None:
         return f"{type(optimizer).__name__} is neither torch's Adam, AdamW nor RMSprop"
     for name, defined in zip(_STEPS, _DEFINED_STEPS[type(optimizer)], strict=True):
         if _defined(getattr(optimizer, name)) is not defined:
-            return f"{name} of the optimiser is replaced"
+            return f"{name} of the optimizer is replaced"
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     if hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
-        return "the optimiser has hooks"
+        return "the optimizer has hooks"
     for group in optimizer.param_groups:
         if group.get("amsgrad") or group.get("capturable") or group.get("differentiable"):
-            return "the optimiser is amsgrad, capturable or differentiable"
+            return "the optimizer is amsgrad, capturable or differentiable"
         if len(set(map(id, group["params"]))) < len(group["params"]):
-            return "the optimiser has a parameter twice"
+            return "the optimizer has a parameter twice"
         for name in _NUMBERS:
             setting = group.get(name, 0.0)
             for number in setting if isinstance(setting, (tuple, list)) else (setting,):
                 if not isinstance(number, (int, float)):
-                    return "a setting of the optimiser is a tensor"
+                    return "a setting of the optimizer is a tensor"
     return None
 
 
@@ -228,11 +228,11 @@ def _state_reason(optimizer: torch.optim.Optimizer) -> str | None:
             if not state:
                 continue
             if state.keys() != {"step", *names}:
-                return "the optimiser's state is of other settings"
+                return "the optimizer's state is of other settings"
             if not (
                 _counts(state["step"]) and all(_like(state[name], parameter) for name in names)
             ):
-                return "the optimiser's state is not plain"
+                return "the optimizer's state is not plain"
     return None
 
 
@@ -277,7 +277,7 @@ def _check_storage(function: str, name: str, tensor: Any) -> None:
 
 
 class Facts:
-    """A model and its optimiser without the tensors: a fast step is valid while they are unchanged.
+    """A model and its optimizer without the tensors: a fast step is valid while they are unchanged.
 
     The tensors are compared by those who know them: C++ for a plan (csrc/fast_path/train.h),
     `_captured` for a graph.
@@ -360,7 +360,7 @@ class Facts:
         return True
 
     def rates(self) -> list[float] | None:
-        """Return the rates of the optimiser's groups; None if a fact is another now."""
+        """Return the rates of the optimizer's groups; None if a fact is another now."""
         if not self.hold():
             return None
         rates = []

@@ -272,7 +272,7 @@ class SteppedSchedule:
 
 # ---- projection ----------------------------------------------------------------------------------
 #
-# The projection of parameters into their intervals after an optimiser's step.
+# The projection of parameters into their intervals after an optimizer's step.
 
 
 @torch.no_grad()
@@ -334,7 +334,7 @@ def _project(path: str, unit: BaseLayer, name: str, interval: tuple[float, float
     if fixed:
         raise ValueError(
             f"project_: {title} is parametrized by {', '.join(fixed)} without right_inverse, so "
-            "what the optimiser trains cannot be projected"
+            "what the optimizer trains cannot be projected"
         )
     projected = value.clamp(low, high)
     if not torch.equal(projected, value):

@@ -76,7 +76,7 @@ class Parameter(NamedTuple):
 class Update(NamedTuple):
     rate: int  # a row of the schedules
     penalties: int  # how many
-    steps_before: float  # that the optimiser has made
+    steps_before: float  # that the optimizer has made
 
 
 class Penalty(NamedTuple):
@@ -194,12 +194,12 @@ class Data(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What steps in C++ get of a model and its optimiser."""
+    """What steps in C++ get of a model and its optimizer."""
 
     plan: Plan
     parameters: list[Tensor]  # of the layers
     trained: list[Tensor]
-    states: list[dict[str, Tensor]]  # the optimiser's, of those that are trained
+    states: list[dict[str, Tensor]]  # the optimizer's, of those that are trained
     moments: list[Tensor]
     written: list[Tensor]  # the parameters that change
 
@@ -223,7 +223,7 @@ class Fused(Loop):
     """Steps by C++, of a model without an `fallbacks.reason`."""
 
     def advance(self, done: int, rows: Tensor | None, schedules: Tensor) -> None:
-        """Write the plan, make the steps, and count them in the optimiser's state."""
+        """Write the plan, make the steps, and count them in the optimizer's state."""
         operands = self.operands(done, schedules.shape[1])
         weight = self._no_weight if self.weight is None else self.weight
         rows = _NO_ROWS if rows is None else rows
@@ -327,7 +327,7 @@ class _Update:
 
 
 def state_names(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[str]:
-    """Return the names of an optimiser's state of a parameter, without the number of steps."""
+    """Return the names of an optimizer's state of a parameter, without the number of steps."""
     if isinstance(optimizer, torch.optim.Adam):
         return ["exp_avg", "exp_avg_sq"]
     names = ["square_avg"]
@@ -367,7 +367,7 @@ def _formula(layer: BaseLayer, index: Mapping[int, int], dtype: torch.dtype) -> 
 
 
 def _begin_state(state: dict[str, Tensor], names: Sequence[str], parameter: Tensor) -> None:
-    """Fill an optimiser's empty state of a parameter as torch does at a first step."""
+    """Fill an optimizer's empty state of a parameter as torch does at a first step."""
     number = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
     state["step"] = torch.tensor(0.0, dtype=number, device="cpu")
     for name in names:

@@ -40,7 +40,7 @@ from npu_kernels.training._penalties import SteppedSchedule
 from npu_kernels.training._plan import Fused
 from npu_kernels.training._steps import Loop, Ordinary
 
-# Settings of an optimiser's group that decide no numbers.
+# Settings of an optimizer's group that decide no numbers.
 _IMPLEMENTATION = {"params", "foreach", "fused", "capturable", "differentiable"}
 
 
@@ -63,7 +63,7 @@ def described_setting(setting: Any) -> str:
 def optimizer_settings(
     optimizer: torch.optim.Optimizer, model: nn.Module, lr: Any
 ) -> dict[str, str]:
-    """Return an optimiser's parameters and settings as text; lr: that of `run`."""
+    """Return an optimizer's parameters and settings as text; lr: that of `run`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = optimizer.param_groups
     trained = [[names.get(id(p), "another") for p in group["params"]] for group in groups]
@@ -188,8 +188,8 @@ def run(
     graph and replayed, provided that callbacks are at least 16 steps apart. The results equal those
     of the standard PyTorch loop, up to rounding. Any other model, optimizer, device or setting
     falls back to that loop, and one warning gives the reason. Hooks and replaced methods also cause
-    the fallback, even if a callback adds them during the run. The exception are hooks of a
-    parameter's AccumulateGrad node: they are not detected, and the steps in C++ ignore them.
+    the fallback, even if a callback adds them during the run. One exception: hooks of a parameter's
+    AccumulateGrad node are not detected, and the steps in C++ ignore them.
 
     Args:
         model: a module; all its layers have the same num_models K, or all have None.
@@ -231,8 +231,8 @@ def run(
             an interruption. The file is written in the first seconds, every half a minute, at the
             end, and before SIGTERM ends the process. It restores parameters, buffers, the
             optimizer's state, schedules and the generator. All settings must be those of the first
-            call, also steps, `record_every`, the optimizer's settings, the generator's seed and
-            which parameters require gradients. If lr or a penalty is a function, pass the same
+            call, including steps, `record_every`, the optimizer's settings, the generator's seed
+            and which parameters require gradients. If lr or a penalty is a function, pass the same
             function: this is not checked. The optimizer's settings and the states of schedules must
             be numbers, text, tensors, or lists and dicts of these. A model that samples random
             numbers itself, such as with dropout, samples other numbers after it is resumed.

@@ -50,7 +50,7 @@ class Loop:
         Args:
             done: steps before.
             rows: ``[steps, batch]``; None: all rows at each step.
-            schedules: ``[groups + penalties, steps]`` float64: the rate of each of the optimiser's
+            schedules: ``[groups + penalties, steps]`` float64: the rate of each of the optimizer's
                 groups, the weight of each penalty.
         """
         raise NotImplementedError
@@ -105,7 +105,7 @@ class Ordinary(Loop):
         return loss
 
     def clear(self) -> None:
-        """Remove the gradients, also those that the optimiser does not know of."""
+        """Remove the gradients, also those that the optimizer does not know of."""
         self.optimizer.zero_grad()
         groups = self.optimizer.param_groups
         optimized = {id(parameter) for group in groups for parameter in group["params"]}

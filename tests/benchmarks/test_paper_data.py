@@ -1,4 +1,4 @@
-"""The paper's experiments: exact checks, streams, test sets, optimisers."""
+"""The paper's experiments: exact checks, streams, test sets, optimizers."""
 
 import pytest
 import torch

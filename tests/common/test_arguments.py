@@ -108,7 +108,7 @@ def _pruned() -> nn.Sequential:
 
 
 def test_a_pruned_layer_is_read_as_it_is() -> None:
-    """Its attribute is of the last forward pass; an optimiser's step changes the original."""
+    """Its attribute is of the last forward pass; an optimizer's step changes the original."""
     pytest.importorskip("sympy")
     model = _pruned()
     with torch.no_grad():

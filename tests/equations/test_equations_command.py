@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 pytest.importorskip("pandas", reason="pandas is not installed")
 
-from npu_kernels.equations import NPURegressor
+from npu_kernels.equations import EquationWarning, NPURegressor
 from npu_kernels.equations.__main__ import main
 from tests.support.building import ROOT
 
@@ -162,6 +162,7 @@ def test_dates_get_the_line_to_write(date, tmp_path, capsys):
     (b"a\tb\n1.937\t9\n2.937\t8\n", "got '1.937' in line 2, which may have thousands"),
     (b'a,b\n"1.937",9\n937,8\n', "got '1.937' in line 2, which may have thousands"),
     (b"a;b\n1,937;8,620\n2,345;6,789\n", "--decimal , or --decimal . says which"),
+    (b'a,b\n1,"2"\n2,"3"4\n', "between a cell in quotes and the delimiter, got '2,\"3\"4' in line 3"),
 ])  # fmt: skip
 def test_what_is_no_table(content, message, tmp_path, capsys):
     path = tmp_path / "data.csv"
@@ -442,6 +443,9 @@ def test_groups(tmp_path, capsys):
     said = equation_of(content, tmp_path, capsys, "--groups", "tree")
     assert said.startswith("60 rows of d; groups by tree\nv = c1[group]*d**2\n")
     assert "coefficient c1[elm] = 5" in said
+    with pytest.warns(EquationWarning, match="two clusters"):
+        said = equation_of(content, tmp_path, capsys)
+    assert "; no numbers in tree; --groups tree gives each label coefficients of its own\n" in said
     path = tmp_path / "data.csv"
     for words, message in (
         (["--groups", "v"], "--groups must be another column of d, tree, v; got v"),

@@ -150,14 +150,14 @@ def test_residuals_unlike_the_given_noise():
     for right in (0.1, np.full(60, 0.1)):
         assert said(X, y, noise=right)[1] == ()
         assert said(X, y, noise=right, sample_weight=np.full(60, 9.0))[1] != ()
-        assert said(X, y, noise=right, sample_weight=np.full(60, 3))[1] == ()
+        [note] = said(X, y, noise=right, sample_weight=np.full(60, 3))[1]
+        assert "pass floats" in note
 
 
 def test_rows_that_are_copies():
     X, e = uniform(1, 40), noise(40)
     y = 2 * X[:, 0] ** 1.5 + 0.2 * e
     assert said(X, y)[1] == ()
-    assert said(X, y, sample_weight=np.full(40, 3))[1] == ()
     for times in (2, 3):
         order = RNG(times).permutation(40 * times)
         _, notes = said(np.tile(X, (times, 1))[order], np.tile(y, times)[order])
@@ -166,6 +166,23 @@ def test_rows_that_are_copies():
     assert said(X[repeated], y[repeated])[1] == ()
     levels = np.repeat(np.arange(1.0, 6), 12)
     assert said(levels[:, None], RNG(0).poisson(3 * levels))[1] == ()
+
+
+@pytest.mark.filterwarnings("ignore::npu_kernels.equations.EquationWarning")
+@pytest.mark.parametrize("weight", [2, 3, "several"])
+def test_integer_weights_that_repeat_every_measurement_are_doubted(weight):
+    draw = RNG(1)
+    X = draw.uniform(1, 3, (30, 1))
+    y = 3 * X[:, 0] ** 2 + 0.1 * draw.standard_normal(30)
+    counts = draw.integers(2, 5, 30) if weight == "several" else np.full(30, weight)
+    model = NPURegressor(random_state=0, n_init=4, max_terms=1)
+    notes = model.fit(X, y, counts).equations_.notes
+    assert any("pass floats" in note for note in notes)
+    for told in (counts.astype(float), np.where(np.arange(30) < 1, 1, counts)):
+        notes = model.fit(X, y, told).equations_.notes
+        assert not any("pass floats" in note for note in notes)
+    of_counts = model.fit(X, np.round(y), counts).equations_.notes  # a table of frequencies
+    assert not any("pass floats" in note for note in of_counts)
 
 
 def test_errors_that_grow_with_a_column():

@@ -1,4 +1,4 @@
-"""Losses, and histories of an optimiser, as small values that print as what makes them."""
+"""Losses, and histories of an optimizer, as small values that print as what makes them."""
 
 import copy
 import math

@@ -38,12 +38,12 @@ OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "lr": ({}, {"lr": 0.1}, r"other optimizer.lr \(0.01, here 0.1\)$"),
     "lr, a function": ({}, {"lr": lambda step: 0.01},
                        r"other optimizer.lr \(0.01, here a function\)$"),
-    "lr of an optimiser": ({"lr": None, "make": lambda p: ADAM(p, 0.01)},
+    "lr of an optimizer": ({"lr": None, "make": lambda p: ADAM(p, 0.01)},
                            {"make": lambda p: ADAM(p, 0.1)}, r"other optimizer.lr"),
     "lr, a tensor": ({"make": lambda p: ADAM(p, torch.tensor(0.01))},
                      {"make": lambda p: ADAM(p, torch.tensor(0.1))},
                      r"other optimizer.lr \(0.0\d+, here 0.1\d*\)$"),
-    "optimiser": ({}, {"optimizer": "rmsprop"}, "other optimizer"),
+    "optimizer": ({}, {"optimizer": "rmsprop"}, "other optimizer"),
     "betas": ({"make": ADAM}, {"make": lambda p: ADAM(p, betas=(0.5, 0.9))},
               r"other optimizer.betas \(\(0.9, 0.999\), here \(0.5, 0.9\)\)$"),
     "weight decay": ({"make": ADAM}, {"make": lambda p: ADAM(p, weight_decay=1)},
@@ -107,7 +107,7 @@ def test_a_run_of_other_settings_is_refused(name: str, tmp_path: Path) -> None:
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}),
     "callback_every": ({}, {"callback_every": 7}),
-    "how the optimiser computes": ({"lr": None, "make": ADAM},
+    "how the optimizer computes": ({"lr": None, "make": ADAM},
                                    {"make": lambda p: ADAM(p, foreach=False)}),
     "numbers of other types": ({"make": lambda p: ADAM(p, weight_decay=1), "lr": 1},
                                {"make": lambda p: ADAM(p, weight_decay=1.0), "lr": 1.0}),
@@ -174,7 +174,7 @@ def test_settings_that_callbacks_change_continue(tmp_path: Path) -> None:
 
 
 class Noted(torch.optim.Optimizer):
-    """An optimiser of its user's, whose state has numbers, text and tensors."""
+    """An optimizer of its user's, whose state has numbers, text and tensors."""
 
     def __init__(self, parameters: Any, lr: float = 0.01) -> None:
         super().__init__(parameters, {"lr": lr, "name": "noted", "amount": None})
@@ -205,7 +205,7 @@ class Own(Noted):
 
 
 @pytest.mark.parametrize("make", [Noted, Own])
-def test_an_own_optimiser(make: Any, tmp_path: Path) -> None:
+def test_an_own_optimizer(make: Any, tmp_path: Path) -> None:
     path, settings = tmp_path / "run", {"make": make, "lr": None}
     undisturbed = trained(None, **settings)
     trained(path, 20, **settings)
@@ -216,7 +216,7 @@ def test_an_own_optimiser(make: Any, tmp_path: Path) -> None:
 def test_ended_at_the_beginning(
     fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C before the first step: the optimiser has no state yet."""
+    """Ctrl-C before the first step: the optimizer has no state yet."""
     models = [chain() if fused else chain().append(nn.Identity()) for _ in range(3)]
     undisturbed = trained(None, model=models[0])
 

@@ -180,8 +180,8 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "a buffer more": of("buffers", to=[torch.zeros(1)]),
         "losses of another length": of("losses", to=lambda old: old[:-1]),
         "losses are None": of("losses", to=None),
-        "the optimiser is a list": of("optimizer", to=[]),
-        "the optimiser has no groups": without("optimizer", "param_groups"),
+        "the optimizer is a list": of("optimizer", to=[]),
+        "the optimizer has no groups": without("optimizer", "param_groups"),
         "a group more": of("optimizer", "param_groups", to=lambda old: old * 2),
         "a group without lr": without("optimizer", "param_groups", 0, "lr"),
         "lr is text": of("optimizer", "param_groups", 0, "lr", to="0.01"),
@@ -244,7 +244,7 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> Callable[[type[Work]], Wo
 def test_a_crafted_file_is_an_error(
     kind: type[Work], name: str, works: Callable[[type[Work]], Work]
 ) -> None:
-    """It names the file, and nothing is touched: model, optimiser, generator, schedules, file."""
+    """It names the file, and nothing is touched: model, optimizer, generator, schedules, file."""
     job = works(kind)
     state = files.load(job.path, [])
     CRAFTED[kind][name](state)

@@ -197,7 +197,7 @@ def test_help_is_complete_by_itself(name):
         == []
     )
     if inspect.isclass(value) and issubclass(value, (enum.Enum, torch.optim.Optimizer)):
-        return  # a member is no argument; the optimiser's arguments are torch's
+        return  # a member is no argument; the optimizer's arguments are torch's
     skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [
         p.name for p in inspect.signature(value).parameters.values() if p.kind not in skipped

@@ -268,13 +268,13 @@ CHANGES: dict[str, Callable[[nn.Module, Any], None]] = {
     "rate": _set("lr", 0.1), "a whole rate": _set("lr", 1), "betas": _set("betas", (0.5, 0.9)),
     "decay": _set("weight_decay", 0.1), "maximize": _set("maximize", True),
     "a rate in a tensor": _set("lr", torch.tensor(0.05, dtype=torch.float64)),
-    "eps of the optimiser": _set("eps", 1e-3), "eps": _option(0, "eps", 1e-3),
+    "eps of the optimizer": _set("eps", 1e-3), "eps": _option(0, "eps", 1e-3),
     "gate gradient": _option(0, "gate_gradient", "straight_through"),
     "clip": _option(1, "clip", False), "frozen": _freeze, "values": _new_values,
     "memory": _new_memory, "parameter": _new_parameter, "layer": _new_layer, "state": _state,
     "count": _count, "no state": _no_state, "hook of a gradient": _scaled_gradients,
     "hook after a gradient": _after_gradients, "hook of a layer": _forward_hook,
-    "another forward": _another_forward, "hook of the optimiser": _optimizer_hook,
+    "another forward": _another_forward, "hook of the optimizer": _optimizer_hook,
     "memory of the state": _state_elsewhere(_data_elsewhere),
     "storage of the state": _state_elsewhere(_other_storage),
     "shared state": _state_elsewhere(Tensor.share_memory_), "whole count": _whole_count,
@@ -508,7 +508,7 @@ def test_threads_may_share_a_step() -> None:
 
 
 def test_copies_and_pickles_go_on() -> None:
-    """A copy has a model and an optimiser of its own."""
+    """A copy has a model and an optimizer of its own."""
     model, optimizer, other, other_of = pair()
     step, data = make_step(model, optimizer), batch()
     for _ in range(3):

@@ -29,7 +29,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> list[Adam]:
-    """Our optimisers whose steps torch's Adam makes, one for each step."""
+    """Our optimizers whose steps torch's Adam makes, one for each step."""
     seen: list[Adam] = []
     step = torch.optim.Adam.step
 
@@ -76,7 +76,7 @@ def test_as_torchs(options: dict[str, Any], dtype: torch.dtype, by_torch: list[A
 
 @needs_library
 def test_states_are_exchanged(by_torch: list[Adam]) -> None:
-    """Half the steps by one optimiser and half by the other, through state_dict, in both orders."""
+    """Half the steps by one optimizer and half by the other, through state_dict, in both orders."""
     expected = parameters()
     train(torch.optim.Adam(expected, lr=1e-2), expected, 20)
     for first, second in ((Adam, torch.optim.Adam), (torch.optim.Adam, Adam)):
@@ -238,7 +238,7 @@ def test_it_is_pickled_and_copied(by_torch: list[Adam]) -> None:
 
 
 def test_in_the_place_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's name made to mean this class, as one does to change every optimiser of a program."""
+    """Torch's name made to mean this class, as one does to change every optimizer of a program."""
     expected = parameters()
     train(torch.optim.Adam(expected, lr=1e-2), expected, 3)
     monkeypatch.setattr(torch.optim, "Adam", Adam)

@@ -138,7 +138,7 @@ def test_project(num_models: int | None) -> None:
 
 @pytest.mark.parametrize("name", ["gate", "weight_re"])
 def test_projection_of_pruned_layers(name: str) -> None:
-    """What the optimiser trains is the original, which the mask does not show."""
+    """What the optimizer trains is the original, which the mask does not show."""
     layer = RealNPU(4, 3)
     prune.random_unstructured(layer, name, amount=2)
     original = layer.get_parameter(f"{name}_orig")

@@ -232,7 +232,7 @@ def test_steps_before_a_capture_launch_its_kernels(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(functional, "npu", noted)
     assert run(model_of(None), *data(), steps=40).captured
-    assert chosen == [True] * (1 + FIRST_STEPS + 1)  # the first gives the optimiser its state
+    assert chosen == [True] * (1 + FIRST_STEPS + 1)  # the first gives the optimizer its state
     assert not for_graph.active()
 
 
@@ -321,7 +321,7 @@ def test_the_sequence() -> None:
     assert all(state["step"].item() == 40 for state in optimizer.state.values())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(group["capturable"] for group in optimizer.param_groups)
-    # the optimiser's own, not the graph's
+    # the optimizer's own, not the graph's
     assert [group["lr"] for group in optimizer.param_groups] == [0.01]
 
 
@@ -518,7 +518,7 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tensor" in str(_why(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01))))
     optimizer = Adam(model.parameters(), 0.01)
     optimizer.register_step_post_hook(lambda *_: None)
-    assert _why(model, optimizer) == "the optimiser has hooks"
+    assert _why(model, optimizer) == "the optimizer has hooks"
     with torch.autocast("cpu"):
         assert "autocast" in str(_why(model))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

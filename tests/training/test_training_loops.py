@@ -49,7 +49,7 @@ def in_each_loop(
     prepare: Callable[[nn.Module], Any],
     **settings: Any,
 ) -> list[TrainingResult]:
-    """The run in C++, and by the ordinary loop; prepare: freezes parameters, returns an optimiser
+    """The run in C++, and by the ordinary loop; prepare: freezes parameters, returns an optimizer
     or None."""
     results = []
     for loop in (contextlib.nullcontext(), one_by_one()):
@@ -131,7 +131,7 @@ def test_a_frozen_layer_alone() -> None:
 
 
 def test_gradients_do_not_add_up() -> None:
-    """Gradients of parameters that the optimiser does not hold do not add up either."""
+    """Gradients of parameters that the optimizer does not hold do not add up either."""
     model = nn.Sequential(NPU(2, 3, dtype=NUMBERS), nn.Identity())
     x, y = data(None, NUMBERS)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What keeps `training.run` from its fused loop: obstacles of the model, the optimiser and the
+"""What keeps `training.run` from its fused loop: obstacles of the model, the optimizer and the
 surroundings, and what a user replaces."""
 
 import copy
@@ -245,7 +245,7 @@ def test_settings_of_optimizers(name: str) -> None:
     model = _model()
     optimizer = torch.optim.Adam(model.parameters())
     optimizer.param_groups[0][name] = True
-    assert why(model, optimizer) == "the optimiser is amsgrad, capturable or differentiable"
+    assert why(model, optimizer) == "the optimizer is amsgrad, capturable or differentiable"
 
 
 @needs_library
@@ -256,7 +256,7 @@ def test_settings_that_are_tensors(name: str) -> None:
     optimizer = kind(model.parameters())
     value: Any = torch.tensor(0.5)
     optimizer.param_groups[0][name] = (0.9, value) if name == "betas" else value
-    assert why(model, optimizer) == "a setting of the optimiser is a tensor"
+    assert why(model, optimizer) == "a setting of the optimizer is a tensor"
 
 
 @needs_library
@@ -265,14 +265,14 @@ def test_hooks_of_optimizers(register: str) -> None:
     model = _model()
     optimizer = torch.optim.Adam(model.parameters())
     handle = getattr(optimizer, register)(lambda *_: None)
-    assert why(model, optimizer) == "the optimiser has hooks"
+    assert why(model, optimizer) == "the optimizer has hooks"
     handle.remove()
     assert why(model, optimizer) is None
     handle = getattr(
         sys.modules["torch.optim.optimizer"], register.replace("register_", "register_optimizer_")
     )(lambda *_: None)
     try:
-        assert why(model, optimizer) == "the optimiser has hooks"
+        assert why(model, optimizer) == "the optimizer has hooks"
     finally:
         handle.remove()
 
@@ -300,7 +300,7 @@ def _replace(patch: pytest.MonkeyPatch, target: Any, name: str, factor: Any) -> 
 @pytest.mark.parametrize("name", ["step", "zero_grad"])
 @pytest.mark.parametrize("of_class", [False, True])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_methods_of_an_optimiser_that_are_replaced(
+def test_methods_of_an_optimizer_that_are_replaced(
     kind: Any, of_class: bool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x, y = _model(), *data(None, torch.float32)
@@ -309,9 +309,9 @@ def test_methods_of_an_optimiser_that_are_replaced(
     target = kind if of_class else optimizer
     with monkeypatch.context() as patch:
         _replace(patch, target, name, 0.5)
-        assert why(model, optimizer) == f"{name} of the optimiser is replaced"
+        assert why(model, optimizer) == f"{name} of the optimizer is replaced"
         before = [p.detach().clone() for p in model.parameters()]
-        with new_notices(), pytest.warns(UserWarning, match=f"{name} of the optimiser is replaced"):
+        with new_notices(), pytest.warns(UserWarning, match=f"{name} of the optimizer is replaced"):
             result = run(model, x, y, steps=2, optimizer=optimizer, project=False)
     assert not result.fused
     for parameter, old in zip(model.parameters(), before, strict=True):
@@ -329,7 +329,7 @@ def test_a_scheduler_does_not_replace_a_step() -> None:
 
 
 def test_gradients_that_a_replaced_zero_grad_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They add up in the ordinary loop, but for parameters of which the optimiser knows nothing."""
+    """They add up in the ordinary loop, but for parameters of which the optimizer knows nothing."""
     model, x, y = _model(), *data(None, torch.float32)
     optimizer = torch.optim.SGD([model[1].weight], lr=0.0)
     monkeypatch.setattr(optimizer, "zero_grad", lambda *_: None)
@@ -361,7 +361,7 @@ def test_a_function_that_is_replaced(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_a_parameter_twice_in_a_group() -> None:
     model = _model()
     optimizer = torch.optim.Adam([model[1].weight, model[1].weight])
-    assert why(model, optimizer) == "the optimiser has a parameter twice"
+    assert why(model, optimizer) == "the optimizer has a parameter twice"
 
 
 @needs_library

@@ -66,7 +66,7 @@ def both(
     x, y = data(k, dtype, per_model)
     results = []
     for trained in (model, twin):
-        # What has a state begins anew for each; a function as optimiser makes one.
+        # What has a state begins anew for each; a function as optimizer makes one.
         arguments = {name: copy.deepcopy(value) for name, value in settings.items()}
         if callable(arguments.get("optimizer")):
             arguments["optimizer"] = arguments["optimizer"](trained.parameters())
@@ -78,7 +78,7 @@ def both(
 
 
 def assert_same(fused: TrainingResult, ordinary: TrainingResult, within: float) -> None:
-    """Losses, parameters and the optimiser's state."""
+    """Losses, parameters and the optimizer's state."""
     torch.testing.assert_close(fused.losses, ordinary.losses, rtol=within, atol=within)
     for ours, theirs in zip(fused.model.parameters(), ordinary.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=within, atol=within)
@@ -309,7 +309,7 @@ def test_same_bits_with_threads_and_in_stretches(one_thread: None) -> None:
 
 @needs_library
 def test_torch_continues_with_the_state() -> None:
-    """An optimiser that has made steps before makes more here, and more by itself afterwards."""
+    """An optimizer that has made steps before makes more here, and more by itself afterwards."""
     settings: dict[str, Any] = {"lr": 0.01, "steps": 5}
     x, y = data(None, torch.float64)
     models = [MODELS["npu nau"](None, torch.float64)]

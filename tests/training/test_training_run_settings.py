@@ -101,16 +101,16 @@ def test_few_rows_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn(monkeypatch, 2**22 + 1, 2) == [1, 1]
 
 
-# ---- optimisers and schedules --------------------------------------------------------------------
+# ---- optimizers and schedules --------------------------------------------------------------------
 
 
 @both
-def test_lr_beside_an_optimiser(fused: bool) -> None:
+def test_lr_beside_an_optimizer(fused: bool) -> None:
     """A number is its rate from now on, a function gives it at each step, None leaves it."""
     expected = losses(model=model(fused), lr=0.01)
-    for lr, optimiser_lr in ((0.01, 0.5), (lambda step: 0.01, 0.5), (None, 0.01)):
+    for lr, optimizer_lr in ((0.01, 0.5), (lambda step: 0.01, 0.5), (None, 0.01)):
         trained = model(fused)
-        optimizer = torch.optim.Adam(trained.parameters(), optimiser_lr)
+        optimizer = torch.optim.Adam(trained.parameters(), optimizer_lr)
         result = run(trained, X, Y, steps=30, optimizer=optimizer, lr=lr, progress=False)
         torch.testing.assert_close(result.losses, expected)
         assert result.fused is fused
@@ -149,7 +149,7 @@ def test_functions_get_every_step_from_1(fused: bool) -> None:
 
     trained = model(fused)
     result = run(trained, X, Y, steps=30, lr=rate, penalties={"l1": weight}, progress=False)
-    assert rates == [1, *range(1, 31)]  # the first one makes the optimiser
+    assert rates == [1, *range(1, 31)]  # the first one makes the optimizer
     assert weights == list(range(1, 31))
     assert result.optimizer.param_groups[0]["lr"] == 0.1 / 30
 
@@ -165,7 +165,7 @@ def test_schedules_step_once_a_step() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"), [("adam", torch.optim.Adam), ("rmsprop", torch.optim.RMSprop)]
 )
-def test_named_optimisers_are_torchs(name: str, kind: Any) -> None:
+def test_named_optimizers_are_torchs(name: str, kind: Any) -> None:
     trained, twin = model(), model()
     actual = losses(model=trained, optimizer=name)
     expected = losses(model=twin, optimizer=kind(twin.parameters(), lr=0.01))

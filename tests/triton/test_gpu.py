@@ -33,7 +33,7 @@ def _needs_memory(gigabytes: float) -> None:
 def test_training_step_in_a_graph(
     layer: str, gpu: str, sizes: tuple[int, int, int], num_models: int | None
 ) -> None:
-    """A captured step (forward, backward, optimiser) has the bits of the uncaptured one."""
+    """A captured step (forward, backward, optimizer) has the bits of the uncaptured one."""
     rows, in_features, out_features = sizes
     lead = [] if num_models is None else [num_models]
     # an NMU's product of many smaller ones vanishes
@@ -61,7 +61,7 @@ def test_training_step_in_a_graph(
     begin = [parameter.detach().clone() for parameter in plain[0].parameters()]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    # compiles the kernels and allocates gradients and the optimiser's state
+    # compiles the kernels and allocates gradients and the optimizer's state
     with torch.cuda.stream(side):
         for _ in range(3):
             step(*captured)

@@ -12,7 +12,7 @@ Section 4.1 of the paper, as the published code ran it:
     loss         mean squared error + beta sum |theta|, the gradient of |0| +1: an L1 norm, unlike
                  in the other tasks
     start        0.2 Glorot, imaginary parts 0, gates 1/2; Dense Glorot, biases 0
-    optimiser    RMSProp 0.005 for 3,000 steps, then L-BFGS, at most 1,000 iterations, until
+    optimizer    RMSProp 0.005 for 3,000 steps, then L-BFGS, at most 1,000 iterations, until
                  |gradient| <= 1e-8
     grid         h in 6, 9, 12, 15, 20; beta in 0, 0.01, 0.1, 1; five runs of each; float64
 

@@ -6,7 +6,7 @@ Section 4.3, Table 1 and the Pareto figure of the paper:
 
 as the published code ran it:
 
-    optimiser    RMSProp(0.9), batches of 128
+    optimizer    RMSProp(0.9), batches of 128
     penalty      beta sum_k |theta_k|_F over tensors
     start        U(0, 0.1); gates 1 (NPU), 0.5 (RealNPU)
     NAU, NALU    not clipped; a bias in the gate

@@ -85,8 +85,7 @@ def fit(
             of such pairs has the inputs of each series. The model's NPU then has D + J in_features,
             the states first: products of powers may contain inputs, and inputs have no equations.
         sigma: standard deviations of the noise of u: a number, one for each column, or one for each
-            value. Each must be at least the float64 rounding error of the value it belongs to (for
-            a value of 0: of the largest value in its column). None: each column has a standard
+            value, none below the rounding error of float64. None: each column has a standard
             deviation of its own, which is estimated. "proportional": they are proportional to the
             states, with an unknown factor for each column. If all values of all columns are above
             0, logarithms are fitted. Otherwise the standard deviations are proportional to
@@ -116,10 +115,10 @@ def fit(
             ``init="model"``: each coefficient keeps its sign in the model, which must be the same
             in all K models.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4
-            (not tsit5 as in `rollout`). It also tries kvaerno5, and returns the lower BIC, in three
-            cases: 64 steps of rk4 between samples are too inaccurate; rk4 is too inaccurate for a
-            candidate, or for one of the K models of ``init="model"``; no initialisation has a
-            finite trajectory with rk4.
+            and, where rk4 is too inaccurate, also kvaerno5, of which the lower BIC is returned. rk4
+            is too inaccurate if 64 steps between samples do not suffice for the best equations, for
+            a candidate or for one of the K models of ``init="model"``, or if no initialisation has
+            a finite trajectory.
         seed: seed of the random initialisations, at least 0.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
         checkpoint: a file. If it exists, the fit continues from it; on the same processor the
@@ -150,9 +149,9 @@ def fit(
     explain the states or their derivatives become the initial guesses. Levenberg-Marquardt fits
     each segment between samples, then growing parts of the trajectory, then the whole trajectory,
     for all guesses at once, using the fused ODE solver and its adjoint. Sets of products are then
-    chosen again along the best trajectory. Steps are Runge-Kutta 4, halved until their error is a
-    tenth of the noise, or implicit with a tolerance that is reduced in the same way.
-    Equations that neither method solves accurately enough are rejected.
+    chosen again along the best trajectory. The steps of rk4 are halved, or the tolerance of
+    kvaerno5 is reduced, until the error of the trajectory is a tenth of the noise. Equations that
+    neither method solves accurately enough are rejected.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode

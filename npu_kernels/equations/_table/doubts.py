@@ -75,9 +75,17 @@ def _once(rows: Rows) -> Array:
 def copied(rows: Rows) -> str:
     """Return a sentence if every row is there as often, or a multiple of it, or nothing.
 
-    The table may be pasted several times.
+    The table may be pasted several times, or its integer weights are no counts: two measurements
+    hardly have the same digits.
     """
     once = _once(rows)
+    repeats = np.bincount(rows.origin)[rows.origin[once]]
+    if repeats.min() > 1 and len(once) >= MIN_COPIED and len(np.unique(rows.y[once])) == len(once):
+        return (
+            "Each row counts several times, since all of sample_weight are integers above 1. If "
+            "they are weights and not counts, pass floats: repeated rows make standard errors too "
+            "small and equations too long."
+        )
     group = None if rows.group is None else rows.group[once]
     new = first_of_equal(rows.X[once], rows.y[once, None], group)
     counts = np.bincount(new.cumsum())[1:]

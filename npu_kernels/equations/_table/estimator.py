@@ -333,7 +333,7 @@ class Results:
                 for. The groups may differ from the groups of `fit`. If `noise` is an array, first
                 replace it by the errors of these rows (`set_params`). If the equation is for a
                 power of y other than 1 and -1, all y should have the same sign. A y of the other
-                sign is not removed: its sign is treated as a measurement error, even if y is large.
+                sign stays in the fit as a measurement of a value of this sign with a large error.
 
         `equations_` of the new estimator contains only this equation. Warnings about the new fit
         are also in `equations_.notes`. Raises ValueError if the equation is not finite in all rows,
@@ -442,16 +442,11 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     (variable projection), the exponents with Levenberg-Marquardt from many random initialisations
     at once, in float64.
 
-    The number of terms is chosen by an information criterion, the BIC with a description-length
-    term: ``N log(PRESS / N) + K log N + 2 DL``. PRESS is the sum of squared leave-one-out errors
-    (Allen 1974). If `noise` is known, the first part is ``PRESS / noise**2``. K is the number of
-    coefficients. DL is the description length of the exponents in nats, which is shorter for fewer
-    and simpler exponents. A power or function of y counts as one more coefficient and 3 more nats
-    of DL, so it adds ``log N + 6``. A ratio adds the same if its numerator has one term, else twice
-    as much. A correction for few rows is added, ``2 k (k + 1) / (N - k - 1)`` as in the AICc.
-    Exponents are rounded to integers and simple fractions if that lowers the BIC. A fraction that
-    is no integer is not used if the free estimate is more than two standard errors from it, unless
-    the free exponents together raise the BIC by more than 6.
+    The number of terms is chosen by a BIC that is computed from leave-one-out errors and adds a
+    cost for each exponent, lower for simpler ones. The guide "Equations from tables" has its
+    formula. Exponents are rounded to integers and simple fractions if that lowers the BIC. A
+    fraction stays if it is at most two standard errors from the free estimate of the exponent, or
+    if free exponents would raise the BIC by more than 6 together.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
@@ -465,8 +460,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
             shorter one are tried. Powers other than 1 and -1 are tried only if y, apart from noise,
             does not change sign.
         exponents: "rational" (free if no fraction fits), "integer" or "real"; or bounds ``(low,
-            high)``, each a number or one for each column: as "rational", but all exponents lie
-            within the bounds, and no ratios are tried.
+            high)``, each a number or one for each column, for "rational" exponents within these
+            bounds; no ratios are tried then.
         max_denominator: maximum denominator of the fractions, at most 64.
         X_units: units of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names;
             needs pint. A dimensionless column has "" or "-". With y_units, coefficients are
@@ -596,8 +591,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
 
         Args:
             X: ``[N, n]``, an array, a tensor, or a DataFrame, whose column names become symbols.
-            y: ``[N]``, or ``[N, O]`` for several outputs. If its name is the name of a column,
-                ``_`` is appended to it.
+            y: ``[N]``, or ``[N, O]`` for several outputs. If y has the name of a column, it is
+                shown with ``_`` appended.
             sample_weight: ``[N]``. Weights of an integer dtype are counts: 2 is the row twice.
                 Weights of other dtypes are inverse variances up to a factor; if `noise` is numbers,
                 the variance is ``noise**2 / sample_weight``. So [1, 2] and [1.0, 2.0] give

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -155,21 +155,18 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     powers = POWERS if powers is None else powers
     output, kind = measured(rows)
     first = partial(_first, rows, training=training, settings=settings, powers=powers[:1])
-    candidates = first(output, Candidates())
+    others = partial(_others, rows, training=training, settings=settings, powers=powers)
+    candidates, rivals = first(output, Candidates()), list[Errors]()
     if kind == "proportional":
         output, candidates = _reweighted(output, root, first, candidates)
     if rows.noise is None and candidates.complete and not candidates.exact():
-        errors = _likeliest_errors(root, output, candidates, first, settings.rules)
-        output, kind, candidates = errors
+        kinds = _by_likelihood(root, output, candidates, first, settings.rules)
+        (output, kind, candidates), *rivals = kinds
     if candidates.complete:
-        known_error = replace(output, error=_error(candidates))
-        if None in rows.output_functions:
-            if -1.0 in powers and rows.part is None:
-                candidates = ratio.reciprocals(output, training, settings, candidates)
-            candidates = search(known_error, training, settings, powers[1:], candidates)
-            candidates = _ratios(known_error, training, settings, powers[1:], candidates)
-        if candidates.complete and not candidates.exact() and candidates.structure() > STRUCTURE:
-            candidates = search_on(known_error, training, settings, candidates)
+        candidates = others(output, candidates)
+    if rivals and len(rows.y) < FEW_ROWS and candidates.complete and not candidates.exact():
+        chosen = Errors(output, kind, candidates)
+        output, kind, candidates = _of_other_form(chosen, rivals, others, settings.rules)
     if not candidates.sums:
         limited = "" if rows.limits is None else f" with {rows.limits}"
         raise ValueError(
@@ -211,36 +208,88 @@ def _in_own_proportion(
     return in_proportion(output, root, prediction)  # all rows chose it, the search the weights
 
 
-def _likeliest_errors(
+def _others(
+    rows: Rows,
+    output: Output,
+    candidates: Candidates,
+    training: Array,
+    settings: Settings,
+    powers: tuple[float, ...],
+) -> Candidates:
+    """Search the other powers of y, and ratios of them."""
+    known_error = replace(output, error=_error(candidates))
+    if None in rows.output_functions:
+        if -1.0 in powers and rows.part is None:
+            candidates = ratio.reciprocals(output, training, settings, candidates)
+        candidates = search(known_error, training, settings, powers[1:], candidates)
+        candidates = _ratios(known_error, training, settings, powers[1:], candidates)
+    if candidates.complete and not candidates.exact() and candidates.structure() > STRUCTURE:
+        candidates = search_on(known_error, training, settings, candidates)
+    return candidates
+
+
+class Errors(NamedTuple):
+    """The data and the best sums with errors of one kind."""
+
+    output: Output
+    kind: str
+    candidates: Candidates
+
+
+def _by_likelihood(
     root: Array,
     output: Output,
     constant: Candidates,
     first: Callable[[Output, Candidates], Candidates],
     rules: Rules,
-) -> tuple[Output, str, Candidates]:
-    """The data, the kind of errors and the sums: errors are equal, in proportion to y, or factors.
+) -> list[Errors]:
+    """The kinds of errors, the likeliest first: equal, in proportion to y, or factors.
 
-    constant: the sums with equal errors. root: the square roots of the rows' weights.
+    Behind it is the other one of equal errors and those in proportion to y if it is hardly less
+    likely. constant: the sums with equal errors. root: the square roots of the rows' weights.
     """
-    kind, candidates, prediction = "additive", constant, _predicted(constant, output)
+    equal, prediction = Errors(output, "additive", constant), _predicted(constant, output)
     if prediction is None:
-        return output, kind, candidates
-    relative, divided = Candidates(), in_proportion(output, root, prediction)
+        return [equal]
+    relative = Errors(in_proportion(output, root, prediction), "proportional", Candidates())
     try:
-        relative = first(divided, relative)
+        relative = relative._replace(candidates=first(relative.output, relative.candidates))
     except KeyboardInterrupt:
-        relative.complete = False
-    if _likelier(_by_own_weights(relative, constant, rules), constant):
-        output, kind, candidates = divided, "proportional", relative
-    candidates.complete = constant.complete and relative.complete
-    if candidates.complete and _may_be_factors(candidates, constant, rules):
-        factors = replace(output, weight=root, factor=True)
-        of_factors = first(factors, Candidates())
-        complete = of_factors.complete
-        if _likelier(of_factors, candidates):
-            output, kind, candidates = factors, "multiplicative", of_factors
-        candidates.complete = complete
-    return output, kind, candidates
+        relative.candidates.complete = False
+    judged = _by_own_weights(relative.candidates, constant, rules)
+    is_relative = _likelier(judged, constant)
+    best, other = (relative, equal) if is_relative else (equal, relative)
+    kinds = [best, *([other] if abs(_difference(judged, constant)) < RIVAL_COST else [])]
+    best.candidates.complete = constant.complete and relative.candidates.complete
+    if best.candidates.complete and _may_be_factors(best.candidates, constant, rules):
+        factors = Errors(replace(output, weight=root, factor=True), "multiplicative", Candidates())
+        factors = factors._replace(candidates=first(factors.output, factors.candidates))
+        if _likelier(factors.candidates, best.candidates):
+            kinds = [factors]
+        kinds[0].candidates.complete = factors.candidates.complete
+    return kinds
+
+
+def _of_other_form(
+    chosen: Errors, rivals: list[Errors], others: Callable[..., Candidates], rules: Rules
+) -> Errors:
+    """The kind of errors with the likelier equation of all forms; few rows cost little time.
+
+    Which kind is likelier may hang on the form: of a wrong one the errors seem to grow with y.
+    """
+    for rival in rivals:
+        current = chosen.candidates
+        try:
+            rival = rival._replace(candidates=others(rival.output, rival.candidates))
+        except KeyboardInterrupt:
+            current.complete = False
+            break
+        equal, relative = sorted((chosen, rival), key=lambda errors: errors.kind)
+        judged = _by_own_weights(relative.candidates, equal.candidates, rules)
+        is_relative = _likelier(judged, equal.candidates)
+        chosen = relative if is_relative else equal
+        chosen.candidates.complete = rival.candidates.complete
+    return chosen
 
 
 def _by_own_weights(relative: Candidates, constant: Candidates, rules: Rules) -> Candidates:
@@ -363,9 +412,17 @@ def _likelier(other: Candidates, current: Candidates) -> bool:
     first, second = current.best(), other.best()
     if first is None or second is None:
         return False
+    more = second[1].parameters > first[1].parameters
+    return _difference(other, current) < -(TELL if more else 2.0)  # the data hardly tell less
+
+
+def _difference(other: Candidates, current: Candidates) -> float:
+    """The criterion of the best sum with errors of another kind, over that of the current one."""
+    first, second = current.best(), other.best()
+    if first is None or second is None:
+        return math.inf
     (a, candidate), (b, new) = first, second
-    gain = TELL if new.parameters > candidate.parameters else 2.0  # the data hardly tell less
-    return new.cost + b.units < candidate.cost + a.units - gain
+    return new.cost + b.units - candidate.cost - a.units
 
 
 def _may_be_factors(current: Candidates, constant: Candidates, rules: Rules) -> bool:
