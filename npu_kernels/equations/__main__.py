@@ -22,7 +22,7 @@ from npu_kernels._jobs import files
 Frame = Any  # of pandas
 
 NAMED_CELLS = 3  # in a message
-MAX_TERMS = 4
+DEFAULT_TERMS = 4
 YEAR = "1[5-9][0-9]{2}|20[0-9]{2}"
 MIN_NAMES, MAX_CELLS = 3, 0.8  # that are numbers, in a header; of the cells below, decimals
 # Rows above their sum, and its relative rounding error. 1, 2, 3, 4, 10 may be chosen values.
@@ -412,7 +412,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--known-part", metavar="TEXT", help="known terms, such as '9.81*t**2/2'")
     parser.add_argument(
-        "--max-terms", type=int, help=f"maximum number of terms; default: {MAX_TERMS}"
+        "--max-terms", type=int, help=f"maximum number of terms; default: {DEFAULT_TERMS}"
     )
     parser.add_argument(
         "--no-equation", action="store_true", help="up to 10 terms, as many as predict best"
@@ -459,7 +459,7 @@ def _run(options: argparse.Namespace) -> int:
     model = NPURegressor(
         None
         if options.no_equation
-        else MAX_TERMS
+        else DEFAULT_TERMS
         if options.max_terms is None
         else options.max_terms,
         X_units=None if units is None else [units[name] for name in inputs],
@@ -480,16 +480,7 @@ def _run(options: argparse.Namespace) -> int:
     facts += [f"{left_out} rows left out"] * bool(left_out)
     facts += [f"{', '.join(lines)} left out"] * bool(lines)
     facts += [f"groups by {options.groups}"] * (groups is not None)
-    unitless = [name for name in names if name not in table.units]
-    if table.units and units is None and not options.no_units:
-        facts.append(f"units not used, as {', '.join(unitless)} lack one")
-    unused = [name for name in labels if name not in (*names, options.groups)]
-    facts += [f"no numbers in {', '.join(unused)}"] * bool(unused)
-    facts += [
-        f"--groups {name} gives each label coefficients of its own"
-        for name in unused
-        if not options.groups and _are_groups(labels_of_rows[name])
-    ][:1]
+    facts += _unused(options, table, names, units, labels_of_rows[labels])
     outliers = [str(numbers.index[row]) for row in model.equations_.outliers]
     facts += [f"outliers: line {', line '.join(outliers)} of the file"] * bool(outliers)
     print("; ".join(facts))
@@ -498,6 +489,24 @@ def _run(options: argparse.Namespace) -> int:
         model.plot(X, y, groups=groups).savefig(options.plot)
         print(f"{options.plot} written")
     return 0
+
+
+def _unused(
+    options: argparse.Namespace,
+    table: Table,
+    names: Sequence[str],
+    units: Mapping[str, str] | None,
+    labels: Frame,
+) -> list[str]:
+    """What the file has and the equation does not use: units and columns of labels."""
+    facts, unitless = list[str](), [name for name in names if name not in table.units]
+    if table.units and units is None and not options.no_units:
+        facts.append(f"units not used, as {', '.join(unitless)} lack one")
+    unused = [name for name in labels if name not in (*names, options.groups)]
+    facts += [f"no numbers in {', '.join(unused)}"] * bool(unused)
+    possible = [name for name in unused if not options.groups and _are_groups(labels[name])]
+    facts += [f"--groups {name} gives each label coefficients of its own" for name in possible[:1]]
+    return facts
 
 
 def _columns(
@@ -524,7 +533,7 @@ def _columns(
 def _are_groups(labels: Frame) -> bool:
     """Whether there are two labels or more, each of enough rows for coefficients of its own."""
     counts = labels.value_counts()
-    return len(counts) > 1 and bool(counts.min() > MAX_TERMS)
+    return len(counts) > 1 and bool(counts.min() > DEFAULT_TERMS)
 
 
 def _ends_with_totals(numbers: Frame) -> bool:

@@ -25,7 +25,7 @@ INTERRUPTED = {
     "series, searched": 0.3,
     "series, reactions": 0.9,
     "series, stiff": 0.6,
-    "fit, coefficient": 0.15,
+    "fit, coefficient": 0.07,
     "fit, sum of products": 0.05,
     "run, models": math.inf,
     "run, schedules": math.inf,

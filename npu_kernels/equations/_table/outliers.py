@@ -19,14 +19,13 @@ from npu_kernels.equations._table.estimates import Rows, refitted, sizes, starte
 from npu_kernels.equations._table.forms import TELL
 from npu_kernels.equations._table.output import APPROXIMATION, SearchResult, searched
 from npu_kernels.equations._table.refine import Sum
-from npu_kernels.equations._table.search import Settings
+from npu_kernels.equations._table.search import SMALL_TABLE, Settings
 
 Array = Any
 
 MIN_WITH_OUTLIERS = 8  # rows from which outliers are looked for
 ROUGH = 0.3  # of y's standard deviation: the error from which outliers may have hidden the equation
 OUTLIER_ROUNDS = 3  # searches without suspected outliers
-SMALL_TABLE = 30  # rows below which an outlier may move the best equation to itself
 WILD = 7.0  # robust standard deviations from which a row is suspected
 MAX_WILD = 0.2  # share of the rows; values that occur in many rows may be more of them
 FEW = 0.03  # share of the rows up to which tails are not heavy

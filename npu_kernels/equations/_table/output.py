@@ -178,15 +178,10 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     )
     try:
         if candidates.complete:
-            if kind == "proportional" and not candidates.exact():
-                output = in_proportion(output, root, _predicted(candidates, output))
-            result = finished(output, settings=settings)
-            for _ in range(REWEIGHTED if kind == "proportional" else 0):
-                others = _in_own_proportion(result, rows, output, root)
-                if others is None:
-                    break
-                output, result = others, finished(others, settings=settings)
-            return result
+            if kind != "proportional" or candidates.exact():
+                return finished(output, settings=settings)
+            output = in_proportion(output, root, _predicted(candidates, output))
+            return _in_own_proportion(output, partial(finished, settings=settings), rows)
     except KeyboardInterrupt:
         candidates.complete = False
     warn("NPURegressor: the search was interrupted; it returns the best equations so far")
@@ -195,17 +190,22 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
 
 
 def _in_own_proportion(
-    result: SearchResult, rows: Rows, output: Output, root: Array
-) -> Output | None:
-    """The data with errors in proportion to the best equation's values; None if they nearly are."""
-    best = result.equations[result.best_index]
-    if best.exact:
-        return None
-    prediction = best._predicted(rows.X, rows.group)
-    change = sizes(prediction) * output.weight / root
-    if np.abs(change - 1).max() <= SAME_VALUES:
-        return None
-    return in_proportion(output, root, prediction)  # all rows chose it, the search the weights
+    output: Output, finished: Callable[[Output], SearchResult], rows: Rows
+) -> SearchResult:
+    """The equations with errors in proportion to the best one's values, until they stay.
+
+    The search chose the weights, and all rows choose the equation.
+    """
+    result = finished(output)
+    for _ in range(REWEIGHTED):
+        best = result.equations[result.best_index]
+        prediction = best._predicted(rows.X, rows.group)
+        change = sizes(prediction) * output.weight / rows.root
+        if best.exact or np.abs(change - 1).max() <= SAME_VALUES:
+            break
+        output = in_proportion(output, rows.root, prediction)
+        result = finished(output)
+    return result
 
 
 def _others(

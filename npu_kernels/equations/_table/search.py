@@ -145,7 +145,7 @@ HALVINGS = (6, 12, 20)  # iterations after which only the better half continues
 ROUGH_ERROR = 0.2  # over the deviation of y: from it on a sum may lack several terms
 # Below so many rows the residuals hardly show a pattern: only a product with a smaller error ends
 # the search.
-FEW_ROWS, SMALL_ERROR = 30, 0.03
+SMALL_TABLE, SMALL_ERROR = 30, 0.03
 POWER_ERRORS = 4.0  # ratio of squared errors to those of the first power, up to which to go on
 
 
@@ -234,7 +234,7 @@ class Candidates:
         if best is None or self.exact():
             return False
         problem, candidate = best
-        rough = ROUGH_ERROR if problem.rows >= FEW_ROWS else SMALL_ERROR
+        rough = ROUGH_ERROR if problem.rows >= SMALL_TABLE else SMALL_ERROR
         close = candidate.rss < rough**2 * problem.size
         close &= bool((np.abs(candidate.u) < BOUND).all())
         simple = (
