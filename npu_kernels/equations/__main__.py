@@ -59,6 +59,7 @@ class Table:
     values: Frame
     units: dict[str, str]
     left_out: list[str]
+    thousands: list[str]  # columns with commas or points in numbers that are no decimal signs
 
     def numbers(self, names: list[str], skip_rows: bool, groups: str | None = None) -> Frame:
         """The rows that have a number in each of these columns, and a label in that of groups.
@@ -205,6 +206,17 @@ def _values(path: Path, cells: Frame, delimiter: str, decimal: str | None) -> Fr
         how = "--decimal , or --decimal . says which"
         raise ValueError(f"{path} must have a number that shows its decimal sign, {got} ({how})")
     return point.mask(cells.apply(_are_dates))
+
+
+def _has_thousands(cells: Frame, values: Frame) -> bool:
+    """Whether a comma or a point that is no decimal sign is in a number that was read."""
+    matches = [
+        NUMBERS[point].fullmatch(cell)
+        for cell, value in zip(cells, values, strict=True)
+        for point in NUMBERS
+        if number(cell, point) == value
+    ]
+    return any(match is not None and match[1] in {",", "."} for match in matches)
 
 
 def _are_dates(column: Frame) -> Frame:
@@ -358,7 +370,8 @@ def read(path: Path, header: str, decimal: str | None, skip_rows: bool) -> Table
         units.update(zip([name], unit, strict=False))
     cells = cells[list(names)].rename(columns=names)
     values = values.rename(columns=names).loc[cells.index, cells.columns]
-    return Table(cells, values, units, left_out)
+    thousands = [name for name in cells if _has_thousands(cells[name], values[name])]
+    return Table(cells, values, units, left_out, thousands)
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -479,6 +492,8 @@ def _run(options: argparse.Namespace) -> int:
         facts.append(f"units: {', '.join(f'{name} in {full_unit(units[name])}' for name in names)}")
     facts += [f"{left_out} rows left out"] * bool(left_out)
     facts += [f"{', '.join(lines)} left out"] * bool(lines)
+    thousands = [name for name in names if name in table.thousands]
+    facts += [f"separators of thousands in {', '.join(thousands)}"] * bool(thousands)
     facts += [f"groups by {options.groups}"] * (groups is not None)
     facts += _unused(options, table, names, units, labels_of_rows[labels])
     outliers = [str(numbers.index[row]) for row in model.equations_.outliers]

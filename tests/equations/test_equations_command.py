@@ -333,6 +333,16 @@ def test_numbers_that_are_names_thousands_or_dates(
     assert [row[0] for row in read(content, *words)[0]] == pytest.approx(numbers)
 
 
+def test_separators_of_thousands_are_said(read):
+    for content, said in (
+        ('a,b\n"5,095",1.5\n"6,195",2.5\n"7,295",3.5\n', True),
+        ("a;b\n1.937;0,5\n2.500;1,5\n8.620;2\n", True),
+        ("a,b\n5.095,1.5\n6.195,2.5\n7.295,3.5\n", False),
+        ("a;b\n5 095;1,5\n6 195;2,5\n7 295;3,5\n", False),
+    ):
+        assert read(content)[2].endswith("; separators of thousands in a") == said
+
+
 def test_numbers_with_one_reading(read):
     """First rows of whole numbers, thousands that show what they are, four decimals."""
     assert read("0,0,0\n0.5,1.5,2.5\n1.5,2.5,3.5\n")[0][0] == [0, 0, 0]

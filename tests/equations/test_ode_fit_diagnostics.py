@@ -9,9 +9,9 @@ import warnings
 import numpy
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from npu_kernels import ode
+from npu_kernels import NAU, RealNPU, ode
 from tests.support.compare import report_of
 from tests.support.time_series import (
     T,
@@ -492,3 +492,57 @@ def test_a_series_beside_a_large_constant_changes(size: float, dtype: str) -> No
         result = ode.fit(model(1, 1, 4), T, u)
     assert result.nrmse < 1e-3
     assert result.confidence_intervals()[0].value == pytest.approx(100, rel=3e-3)
+
+
+def growth(t: Tensor, start: float) -> Tensor:
+    """A solution of u' = u - 0.2 u**2."""
+    return (5 / (1 + (5 / start - 1) * torch.exp(-t))).unsqueeze(1)
+
+
+@pytest.mark.parametrize(("seed", "with_input"), [(0, False), (1, False), (2, True)])
+def test_two_series_that_were_appended_are_named(seed: int, with_input: bool) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    times = [
+        6 * torch.rand(25, generator=draw, dtype=torch.float64).sort().values for _ in range(2)
+    ]
+    u = [noise(growth(t, start), 0.01, seed) for t, start in zip(times, (0.5, 1.5), strict=True)]
+    extra = {"inputs": (torch.tensor([0.0, 6.1]), torch.tensor([1.0, 1.1]))} if with_input else {}
+    said = "begin again at row 25 (the first row is 0)"
+    t, inputs = torch.cat(times), 1 + with_input
+    models = nn.Sequential(RealNPU(inputs, 2, num_models=4), NAU(2, 1, num_models=4))
+    with pytest.warns(ode.PoorFitWarning, match="pass several series as lists") as caught:
+        ode.fit(models, t, torch.cat(u), **extra)
+    assert said in str(caught[0].message)
+    if not with_input:
+        result = ode.fit(models, times, u)
+        assert result.diagnostics.good
+        assert "begin again" not in str(result.diagnostics)
+
+
+def test_times_that_begin_again_in_one_trajectory_are_only_noted() -> None:
+    t = torch.cat([torch.linspace(0, 6, 20), torch.linspace(0.1, 5.9, 20)]).double()
+    u = noise(growth(t, 0.5), 0.01)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    for rows in (slice(None), torch.arange(39, -1, -1)):
+        result = ode.fit(model(1, 2, 4), t[rows], u[rows])
+        assert result.diagnostics.good
+        assert "The times begin again at row 20" in str(result.diagnostics)
+    for rows in (order, t.argsort(), t.argsort(descending=True)):
+        result = ode.fit(model(1, 2, 4), t[rows], u[rows])
+        assert "begin again" not in str(result.diagnostics)
+
+
+def test_exponents_outside_of_their_intervals_are_named() -> None:
+    draw = numpy.random.default_rng(1)
+    t = numpy.sort(numpy.r_[0, draw.uniform(0, 40, 23), 40])
+    u = solution([[0], [4]], [[2, -2e-10]], [900.0], torch.tensor(t))
+    u = u + 0.01 * u.std(0, correction=0) * torch.from_numpy(draw.standard_normal(u.shape))
+    result = ode.fit(model(1, 2, 12), t, u, seed=1)
+    told = report_of(result)
+    pairs = zip(result.estimates, result.confidence_intervals(), strict=True)
+    taken = [(estimate, interval) for estimate, interval in pairs if estimate.taken is not None]
+    outside = [e.name for e, i in taken if not i.low <= e.taken <= i.high]
+    assert ("Taken outside of its interval: " in told) == bool(outside)
+    assert all(name in told for name in outside)
+    others = [other.model[0].weight_re for other in result.alternatives()]
+    assert any(bool((powers == 0).all(1).any()) for powers in others)  # the constant

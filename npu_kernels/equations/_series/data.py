@@ -40,6 +40,7 @@ NEAR_ZERO, MIN_NEAR = 12.0, 4
 # An input jumps if it has so few values, most of them like the one before, and one more as long
 # after another one as samples are apart.
 FEW_LEVELS, MIN_PAIRS, LONG_JUMP = 5, 6, 0.9
+MIN_PART = 3  # rows with ordered times, of each part of a table where they begin again
 LARGEST_STATE = 1e100  # size of a state; squares beyond, or below its inverse, are lost
 
 
@@ -65,6 +66,9 @@ class Series:
     # jump, between which it may have changed at any time; none without such a jump.
     two_values: tuple[bool, ...] = ()
     jumps: tuple[tuple[float, ...], ...] = ()
+    # Of each sample: the part of its table, where the times begin again between parts.
+    part: Tensor | None = None  # [S, M]
+    begins: tuple[int, ...] = ()  # the first rows of later parts
 
     @property
     def in_proportion(self) -> bool:
@@ -235,11 +239,16 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
     rows = max(len(time) for time in nodes)
     values, weight = torch.zeros(2, len(tables), rows, features, dtype=torch.float64).unbind(0)
     grid = torch.stack([torch.cat([time, time[-1:].expand(rows - len(time))]) for time in nodes])
+    part, begins = torch.zeros(len(tables), rows, dtype=torch.int64), list[int]()
     for s, (table, time, error) in enumerate(zip(tables, times, errors, strict=True)):
         order = time.argsort(stable=True)
         node_index = _node_indices(nodes[s], time[order])
         values[s, node_index] = table[order].nan_to_num(0.0)
         weight[s, node_index] = torch.where(table[order].isnan(), 0.0, 1 / error[order])
+        begins_here = _begins(time)
+        begins += begins_here
+        rows_of_series = torch.arange(len(time)).unsqueeze(1)
+        part[s, node_index] = (rows_of_series >= torch.tensor(begins_here)).sum(1)[order]
     size, exact = torch.ones(features, dtype=torch.float64), torch.zeros(features)
     return Series(
         times=grid,
@@ -255,6 +264,8 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
         exact=exact.double(),
         digits=digits,
         sized=sized,
+        part=part if begins else None,
+        begins=tuple(begins),
     )
 
 
@@ -440,6 +451,15 @@ def _times(time: Tensor, table: Tensor, index: int) -> Tensor:
     return time
 
 
+def _begins(time: Tensor) -> list[int]:
+    """Return the rows where the times begin again; none if they have no order otherwise."""
+    steps = time.diff()
+    turns = (steps < 0 if (steps > 0).sum() >= (steps < 0).sum() else steps > 0).nonzero()
+    begins = (turns.squeeze(1) + 1).tolist()
+    ends = torch.tensor([0, *begins, len(time)])
+    return begins if bool((ends.diff() >= MIN_PART).all()) else []
+
+
 def _errors(
     sigma: Any, tables: list[Tensor], features: int, observed: Any
 ) -> tuple[list[Tensor], bool]:
@@ -609,6 +629,7 @@ def with_inputs(data: Series, tables: Sequence[Inputs], names: Sequence[str]) ->
     length, count = max(len(times) for times, _ in rows), len(names)
     lead, states = (len(rows), length), data.values.shape[2]
     grid = torch.zeros(lead, dtype=torch.float64)
+    part = torch.zeros(lead, dtype=torch.int64)
     values, weight = torch.zeros((2, *lead, states + count), dtype=torch.float64).unbind(0)
     for s, (times, table) in enumerate(rows):
         order = times.argsort(stable=True)
@@ -617,6 +638,8 @@ def with_inputs(data: Series, tables: Sequence[Inputs], names: Sequence[str]) ->
         values[s, node_index, :states] = data.values[s]
         weight[s, node_index, :states] = data.weight[s]
         values[s, :, states:] = interpolated(table, grid[s])
+        if data.part is not None:
+            part[s, node_index] = data.part[s]
     known_start = values[:, 0, states:]
     low = torch.stack([table.values.amin(0) for table in tables]).amin(0)
     high = torch.stack([table.values.amax(0) for table in tables]).amax(0)
@@ -632,6 +655,7 @@ def with_inputs(data: Series, tables: Sequence[Inputs], names: Sequence[str]) ->
         size=torch.ones(states + count, dtype=torch.float64),
         exact=torch.zeros(states + count, dtype=torch.float64),
         inputs=count,
+        part=None if data.part is None else part,
         two_values=tuple(_different_values(tables, j) == 2 for j in range(count)),
         jumps=tuple(_first_jump(data, tables, j) for j in range(count)),
     )

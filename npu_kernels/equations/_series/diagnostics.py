@@ -35,6 +35,7 @@ MAX_CHANCE = 1e-5  # of so great a ratio where the equations are right: few samp
 MAX_AUTOCORRELATION, MAX_DEVIATIONS = 0.5, 4.0  # of neighbours; in its own standard errors
 ORDER = 4  # of the differences of neighbouring samples
 FEW_DEGREES = 5  # of freedom
+NAMED_ROWS = 3  # in a sentence
 FEW_MEASUREMENTS = 3.5  # for each parameter
 
 
@@ -131,6 +132,8 @@ def judged(
     if jumps := _jumps(measured):
         rough = is_rough(candidate, distances_from_neighbours(measured)[1])
         (failed if rough else caveats).extend(jumps)
+    if measured.part is not None:
+        (failed if _differ(candidate, measured.part) else caveats).append(_begun_again(measured))
     failed += limit_notes(measured, names, deviation > 2 * data.exact)
     caveats += outlier_notes(candidate, measured, left_out, names)
     explained = _explained(candidate)
@@ -255,6 +258,26 @@ def _jumps(data: Series) -> list[str]:
         for name, jump in zip(data.names[len(data.names) - data.inputs :], data.jumps, strict=True)
         if jump
     ]
+
+
+def _begun_again(data: Series) -> str:
+    """Return a sentence on times that begin again within a series."""
+    rows = ", ".join(map(str, data.begins[:NAMED_ROWS]))
+    more = f" and {len(data.begins) - NAMED_ROWS} more" if len(data.begins) > NAMED_ROWS else ""
+    return (
+        f"The times begin again at row {rows}{more} (the first row is 0), and all rows were taken "
+        "as one series: pass several series as lists, t=[t1, t2], u=[u1, u2]."
+    )
+
+
+def _differ(candidate: Candidate, part: Tensor) -> bool:
+    """Return whether the residuals within a part of a series are alike, as of another series."""
+    seen, residuals = candidate.problem.data.seen, candidate.residuals()
+    numbers = range(int(part.max()) + 1)
+    of_parts = torch.cat([seen & (part == n).unsqueeze(2) for n in numbers])
+    correlation, pairs = _autocorrelation(residuals.repeat(len(numbers), 1, 1), of_parts)
+    limit = (MAX_DEVIATIONS / pairs.sqrt()).clamp(min=MAX_AUTOCORRELATION)
+    return bool((correlation > limit).any())
 
 
 def _few_measurements(count: int, degrees: int) -> list[str]:

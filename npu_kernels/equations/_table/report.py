@@ -13,6 +13,7 @@ from npu_kernels.equations._table.forms import TELL
 from npu_kernels.equations._table.output import SearchResult
 
 MAX_NAMED = 3  # alternatives in a report
+AT_BOUND = 1e-6  # standard errors from an end of its interval: the value is there
 LITTLE = 0.7  # of y's standard deviation: an equation with a larger error explains less than half
 
 
@@ -169,7 +170,10 @@ def report(table: EquationTable, level: float = 0.95) -> str:
     for interval in () if equation.exact else intervals:
         if not 0 < interval.stderr < math.inf:
             continue
-        if np.isclose(interval.value, [interval.low, interval.high], rtol=1e-9, atol=0).any():
+        if (
+            min(interval.value - interval.low, interval.high - interval.value)
+            < AT_BOUND * interval.stderr
+        ):
             lines.append(f"The {interval.name} is at its bound: beyond it the fit would be better.")
         elif interval.low <= 0 <= interval.high or interval.stderr > abs(interval.value):
             lines.append(f"The data do not determine the {interval.name}: it may be 0.")
