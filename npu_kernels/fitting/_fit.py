@@ -91,12 +91,15 @@ def fit(
     The result does not depend on torch's global random state, its default dtype, autocast or
     inference mode.
 
-    Scales: y may have any scale from 1e-30 to 1e30 if the last layer is an ``NAU(clip=False)``.
-    x may have any such scale if the first layer is an ``NAU(clip=False)``, or a `RealNPU` followed
-    by an ``NAU(clip=False)``. If the last layer of a model is an NPU, RealNPU or NaiveNPU with one
-    output, `fit` also estimates a factor of this output, and appends an ``NAU(1, 1, clip=False)``
-    with this factor unless it is 1. A first `NPU` or `NaiveNPU`, and layers with clipped weights,
-    need data of a magnitude near 1. Coefficients are rounded only if the data have no noise.
+    Scales: if the last layer has one output and is an NPU, RealNPU or NaiveNPU, `fit` also
+    estimates a factor of this output, and appends an ``NAU(1, 1, clip=False)`` with this factor
+    unless it is 1. Data may have any scale from 1e-30 to 1e30
+
+    - in y, if the last layer, or the appended one, is an ``NAU(clip=False)``;
+    - in x, if the first layer is an ``NAU(clip=False)``, or a `RealNPU` before one.
+
+    Otherwise (a first `NPU` or `NaiveNPU`, layers with clipped weights) they need a magnitude near
+    1. Coefficients are rounded only if the data have no noise.
 
     Negative inputs: the sign factor ``cos(pi w)`` of an NPU, RealNPU or NaiveNPU is 0 at weights
     between 0 and, for example, the exponents 1 of a product of two negative inputs. Training rarely

@@ -485,19 +485,8 @@ def simplify(
         threshold: of "prune": weights with a smaller absolute value are tried. ``math.inf`` tries
             all weights; without a tolerance all would become 0.
         max_denominator: maximum denominator of "round".
-        tolerance: None to accept all changes. A number: changes are tried one by one, in order of
-            increasing error, and accepted while the error is at most the error of the original
-            model plus the tolerance. For a gate, both 0 and 1 are tried. A weight becomes the
-            simplest fraction that increases the error by at most its share: the unused part of the
-            tolerance, divided by the number of weights still to be tried. If there is none, it
-            becomes the fraction with the smallest error, if the unused tolerance allows that.
-            "auto", with y: the error may become ``exp(min(P log(M) / (2 M), 0.5))`` times as large,
-            for P nonzero parameters and M values of y. This increase uses up what the BIC would
-            gain if all P parameters were removed. The limit 0.5 makes it stricter where there are
-            few values. The increase is nearly 0 if the fit is exact or there are many rows. Weights
-            of sums (NAU, Linear) become 0, 1 or -1 within this tolerance, and other fractions only
-            if that does not increase the error, since measured constants are rarely fractions.
-            "auto", without y: all changes are accepted.
+        tolerance: by how much the error may exceed that of the original model. None accepts all
+            changes, "auto" without y as well. "auto" with y computes it, see below.
         model_index: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.
@@ -505,6 +494,16 @@ def simplify(
             fixed; or a function ``(module, fixed)`` that trains the module in place where
             ``fixed[name]`` is false. A refit that increases the error is undone. 0: the other
             weights are not changed.
+
+    With a tolerance the changes are tried one by one, in order of increasing error. A gate becomes
+    0 or 1. A weight becomes the simplest fraction within its share of the tolerance: what the
+    changes so far have left, divided by the number of weights still to be tried. Without such a
+    fraction it becomes the one with the smallest error, if all that is left allows it.
+
+    "auto" lets the error become ``exp(min(P log(M) / (2 M), 0.5))`` times as large, for P nonzero
+    parameters and M values of y. This is what the BIC would gain if all P parameters were removed;
+    the limit 0.5 is for few values. Weights of sums (NAU, Linear) then become only 0, 1 and -1, and
+    other fractions if that does not increase the error: measured constants are rarely fractions.
 
     Unless `loss` is given, the error is the root mean square of the error over the root mean square
     of the target (`relative_error`); nan counts as inf. Time: about two evaluations of the model
