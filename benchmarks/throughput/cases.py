@@ -135,7 +135,7 @@ PASS_NAMES = {
     FORWARD: "forward", STEP: "forward and backward", TRAIN: "training step",
     RUN: "100 training steps", ROLLOUT: "rollout", ADAPTIVE: "adaptive rollout",
     DOUBLE_BACKWARD: "gradient of a loss with dy/dx", HVP: "Hessian-vector product",
-    JVP: "tangent of y",
+    JVP: "JVP (tangent of y)",
 }  # fmt: skip
 
 

@@ -62,11 +62,13 @@ class use_backend(contextlib.ContextDecorator):
     The choice holds until the block ends. It applies to the current thread; within asyncio, to the
     current task and the tasks that it starts. Other threads are not affected, even if the block
     starts them. A backward pass uses the backend of its forward pass, in any thread, also under
-    `torch.utils.checkpoint`. There are three exceptions, for which the block must enclose the
-    forward and the backward pass: `ode.rollout` with adaptive steps, selective checkpoints
-    (``context_fn`` of `torch.utils.checkpoint`), and code that `torch.compile` compiles. Enter the
-    block outside of compiled functions. A compiled function does not distinguish asyncio tasks: it
-    uses the last choice that any task of its thread made.
+    `torch.utils.checkpoint`. In three cases it does not, and the block must enclose both passes:
+
+    - `ode.rollout` with adaptive steps;
+    - selective checkpoints (``context_fn`` of `torch.utils.checkpoint`);
+    - code that `torch.compile` compiles. Enter the block outside of compiled functions. A compiled
+      function does not distinguish asyncio tasks: it uses the last choice that any task of its
+      thread made.
 
     Raises ValueError for an unknown name. A call under a backend that cannot run on its tensors
     raises RuntimeError, which lists why each backend cannot run.

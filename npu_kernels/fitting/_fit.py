@@ -96,13 +96,14 @@ def fit(
     unless it is 1. Data may have any scale from 1e-30 to 1e30
 
     - in y, if the last layer, or the appended one, is an ``NAU(clip=False)``;
-    - in x, if the first layer is an ``NAU(clip=False)``, or a `RealNPU` before one.
+    - in x, if the first layer is an ``NAU(clip=False)``, or a `RealNPU` directly followed
+      by one.
 
     Otherwise (a first `NPU` or `NaiveNPU`, layers with clipped weights) they need a magnitude near
     1. Coefficients are rounded only if the data have no noise.
 
-    Negative inputs: the sign factor ``cos(pi w)`` of an NPU, RealNPU or NaiveNPU is 0 at weights
-    between 0 and, for example, the exponents 1 of a product of two negative inputs. Training rarely
+    Negative inputs: to learn the product of two negative inputs, weights of an NPU, RealNPU or
+    NaiveNPU move from 0 to 1. On the way the sign factor ``cos(pi w)`` passes 0. Training rarely
     crosses this zero, so some initialisations begin beyond it. If the first layer is a `RealNPU` or
     `NPU` and no exact equation was found (exact up to rounding), a second fit has ``|x|`` and the
     signs of x as separate inputs. Its result is used if its error is at most ``1 + Recipe.slack``
@@ -126,9 +127,9 @@ def fit(
             terminal.
         checkpoint: a file. If it exists, the fit continues from it; on the same processor, with
             as many threads, the result is bitwise identical to that of an uninterrupted fit. The
-            file is updated, also before SIGTERM ends the process, and at the end contains the
-            finished fit and its cross-validation. Whether it can be written is checked first; if a
-            later write fails, the fit warns and continues.
+            file is updated now and then, and before SIGTERM ends the process. At the end it
+            contains the finished fit and its cross-validation. Whether it can be written is checked
+            first; if a later write fails, the fit warns and continues.
 
     Returns:
         A `FitResult`. Its loss is the error on the held-out rows, by which the model was selected.

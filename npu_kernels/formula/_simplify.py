@@ -485,8 +485,8 @@ def simplify(
         threshold: of "prune": weights with a smaller absolute value are tried. ``math.inf`` tries
             all weights; without a tolerance all would become 0.
         max_denominator: maximum denominator of "round".
-        tolerance: by how much the error may exceed that of the original model. None accepts all
-            changes, "auto" without y as well. "auto" with y computes it, see below.
+        tolerance: by how much the error may exceed that of the original model. None, or "auto"
+            without y, accepts all changes. "auto" with y: see below.
         model_index: index of the model if the layers have `num_models`.
         loss: in place of x and y: a function of the model that returns its error, for example of a
             trajectory.
@@ -496,9 +496,10 @@ def simplify(
             weights are not changed.
 
     With a tolerance the changes are tried one by one, in order of increasing error. A gate becomes
-    0 or 1. A weight becomes the simplest fraction within its share of the tolerance: what the
-    changes so far have left, divided by the number of weights still to be tried. Without such a
-    fraction it becomes the one with the smallest error, if all that is left allows it.
+    0 or 1. The share of a weight is the unused tolerance, divided by the number of weights still to
+    be tried. The weight becomes the simplest fraction that increases the error by at most this
+    share. If there is none, it becomes the fraction with the smallest error, provided that the
+    whole unused tolerance allows it; otherwise it stays.
 
     "auto" lets the error become ``exp(min(P log(M) / (2 M), 0.5))`` times as large, for P nonzero
     parameters and M values of y. This is what the BIC would gain if all P parameters were removed;

@@ -413,20 +413,19 @@ def swap(
             "straight_through".
         allow: names of extras of third-party layers that may be dropped: methods of the class and
             its base classes, such as a penalty or a clipping after each step; attributes, such as
-            ``npu_clip``; buffers. It may also name weights. A weight that is stored as ``[I, O]``
-            is replaced by a new parameter ``[O, I]``, without hooks and not shared. If the old
-            weight has hooks or is shared (tied), `swap` raises an error unless `allow` has its
-            name.
+            ``npu_clip``; buffers. Also names of weights that are stored as ``[I, O]`` and have
+            hooks or are shared (tied): such a weight is replaced by a new parameter ``[O, I]``,
+            which has no hooks and is not shared.
         inplace: False changes a copy and leaves the model as it is. True changes the model itself:
             each layer remains the same object and gets a different class.
 
     Returns:
         The copy, or with `inplace` the model. The copy is deep: it shares no tensor with the model,
             and parameters that are shared (tied) within the model are shared within the copy. Hooks
-            of modules and parameters are kept; hooks that cannot be kept raise an error (below).
-            Gradients are not copied. A module that was compiled by ``module.compile()`` is not
-            compiled in the copy. In place, weights ``[I, O]`` become new parameters, and other
-            parameters remain the same objects.
+            are kept; those that cannot be kept, such as module hooks of third-party layers, raise
+            an error. Gradients are not copied. A module that was compiled by ``module.compile()``
+            is not compiled in the copy. In place, weights ``[I, O]`` become new parameters, and
+            other parameters remain the same objects.
             Build the optimizer afterwards: an earlier optimizer holds the parameters of the
             original model, or in place the replaced weights ``[I, O]``.
 

@@ -65,7 +65,7 @@ class NALU(BaseLayer):
         a = nac(x)      m = exp(nac(log(|x| + eps)))      g = sigmoid(gate_weight x + gate_bias)
         y = g a + (1 - g) m
 
-    `nac` is the formula of `NAC`, both times with the same weight and mask.
+    ``nac(v) = (tanh(weight) * sigmoid(mask)) v``, as in `NAC`.
 
     Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
     ``[B, I]`` to ``[K, ..., O]``.

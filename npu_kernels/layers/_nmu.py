@@ -71,10 +71,9 @@ class NMRU(BaseLayer):
         num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
         clip: True: the forward clips the weight to [0, 1]. False: it uses the weight as it is; then
-            call ``training.project_(model, weight_bound=1)`` after each training step. `project_`
-            clamps the weight of an NMRU to [0, 1] for any bound; the bound is for the weights of
-            NPU, RealNPU and NaiveNPU layers of the model. The cosine of "separate" always uses the
-            unclipped weight.
+            call ``training.project_(model, weight_bound=w)`` after each training step. Any number w
+            clamps the weight of an NMRU to [0, 1]; w itself is for NPU, RealNPU and NaiveNPU. The
+            cosine of "separate" always uses the unclipped weight.
         sign: how the sign of y is computed: "product" of the signs of the factors, or "separate",
             by a cosine as in the RealNPU. In the authors' code the class NMRU is "product", but
             they computed the published results with "separate".

@@ -139,9 +139,9 @@ def rollout(
     Args:
         model: an ``nn.Sequential`` of NPU, RealNPU or NaiveNPU (D to h) and NAU (h to D), with or
             without `num_models`.
-        u0: initial states. Without models ``[D]``, or B initial states ``[B, D]``. With K models
-            ``[D]`` (the same for all models), ``[K, D]`` (two dimensions are always one initial
-            state per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B initial states for all
+        u0: initial states. Without `num_models` ``[D]``, or B initial states ``[B, D]``. With K
+            models ``[D]`` (the same for all models), ``[K, D]`` (two dimensions are always one
+            initial state per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B initial states for all
             models).
         steps, dt: number and size of fixed steps. dt may be negative; it gets no gradient.
         t: times of the result ``[M]``, increasing or decreasing, with any spacing, for an adaptive
@@ -162,10 +162,9 @@ def rollout(
             the eps of the layer. Most models have 1e-9; models that `ode.fit` returns for small
             states have a smaller eps.
         max_steps: maximum number of steps that an adaptive method tries per trajectory.
-        memory: what is saved for backward in addition to the result. "full": all that backward
-            needs, so memory grows with the number of steps. "checkpointed": much less; backward
-            computes the rest again, on the CPU bitwise identically. The last but one paragraph has
-            the numbers.
+        memory: what is saved for backward in addition to the result. "full": memory grows with the
+            number of steps. "checkpointed": much less. Backward computes what is not saved again,
+            on the CPU bitwise identically. See "Memory" below.
         nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories
             with inf and nan are returned, and do not affect other models and initial states. If
             adaptive steps end early, the states after that time are nan and have no gradient; with
@@ -282,9 +281,9 @@ def integrate(
     """Return the trajectory of ``u' = NAU(NPU(u))`` for weights instead of modules; see `rollout`.
 
     Args:
-        u0: initial states. Without models ``[D]``, or B initial states ``[B, D]``. With K models
-            ``[D]`` (the same for all models), ``[K, D]`` (two dimensions are always one initial
-            state per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B initial states for all
+        u0: initial states. Without `num_models` ``[D]``, or B initial states ``[B, D]``. With K
+            models ``[D]`` (the same for all models), ``[K, D]`` (two dimensions are always one
+            initial state per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B initial states for all
             models).
         weight_re, weight_im: real and imaginary exponents ``[(K,) h, D]``. weight_im None: RealNPU.
         gate: gates ``[(K,) D]``. None: NaiveNPU.

@@ -182,7 +182,7 @@ def run(
     """Train a model in place.
 
     A step is forward, mean squared error, penalties, backward, optimizer and projection. On the
-    CPU, the steps of a NPU, RealNPU, NaiveNPU, NAU, NMU or NMRU layer, or of a `Sequential` of
+    CPU, the steps of an NPU, RealNPU, NaiveNPU, NAU, NMU or NMRU layer, or of a `Sequential` of
     them, run in C++, many in each call, for one or K models in float32 or float64. On a GPU, a step
     of a `Sequential` of this package's layers, `nn.Linear` and activations is captured in a CUDA
     graph and replayed, provided that callbacks are at least 16 steps apart. The results equal those

@@ -239,16 +239,16 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
     rows = max(len(time) for time in nodes)
     values, weight = torch.zeros(2, len(tables), rows, features, dtype=torch.float64).unbind(0)
     grid = torch.stack([torch.cat([time, time[-1:].expand(rows - len(time))]) for time in nodes])
-    part, begins = torch.zeros(len(tables), rows, dtype=torch.int64), list[int]()
+    part = torch.zeros(len(tables), rows, dtype=torch.int64)
+    begins = [_begins(time) for time in times]
     for s, (table, time, error) in enumerate(zip(tables, times, errors, strict=True)):
         order = time.argsort(stable=True)
         node_index = _node_indices(nodes[s], time[order])
         values[s, node_index] = table[order].nan_to_num(0.0)
         weight[s, node_index] = torch.where(table[order].isnan(), 0.0, 1 / error[order])
-        begins_here = _begins(time)
-        begins += begins_here
-        rows_of_series = torch.arange(len(time)).unsqueeze(1)
-        part[s, node_index] = (rows_of_series >= torch.tensor(begins_here)).sum(1)[order]
+        part[s, node_index] = torch.bucketize(
+            order, torch.tensor(begins[s], dtype=order.dtype), right=True
+        )
     size, exact = torch.ones(features, dtype=torch.float64), torch.zeros(features)
     return Series(
         times=grid,
@@ -264,8 +264,8 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
         exact=exact.double(),
         digits=digits,
         sized=sized,
-        part=part if begins else None,
-        begins=tuple(begins),
+        part=part if any(begins) else None,
+        begins=tuple(row for rows_of_series in begins for row in rows_of_series),
     )
 
 

@@ -132,8 +132,7 @@ def judged(
     if jumps := _jumps(measured):
         rough = is_rough(candidate, distances_from_neighbours(measured)[1])
         (failed if rough else caveats).extend(jumps)
-    if measured.part is not None:
-        (failed if _differ(candidate, measured.part) else caveats).append(_begun_again(measured))
+    (failed if _differ(candidate, measured.part) else caveats).extend(_begun_again(measured))
     failed += limit_notes(measured, names, deviation > 2 * data.exact)
     caveats += outlier_notes(candidate, measured, left_out, names)
     explained = _explained(candidate)
@@ -260,18 +259,22 @@ def _jumps(data: Series) -> list[str]:
     ]
 
 
-def _begun_again(data: Series) -> str:
+def _begun_again(data: Series) -> list[str]:
     """Return a sentence on times that begin again within a series."""
+    if not data.begins:
+        return []
     rows = ", ".join(map(str, data.begins[:NAMED_ROWS]))
     more = f" and {len(data.begins) - NAMED_ROWS} more" if len(data.begins) > NAMED_ROWS else ""
-    return (
+    return [
         f"The times begin again at row {rows}{more} (the first row is 0), and all rows were taken "
         "as one series: pass several series as lists, t=[t1, t2], u=[u1, u2]."
-    )
+    ]
 
 
-def _differ(candidate: Candidate, part: Tensor) -> bool:
+def _differ(candidate: Candidate, part: Tensor | None) -> bool:
     """Return whether the residuals within a part of a series are alike, as of another series."""
+    if part is None:
+        return False
     seen, residuals = candidate.problem.data.seen, candidate.residuals()
     numbers = range(int(part.max()) + 1)
     of_parts = torch.cat([seen & (part == n).unsqueeze(2) for n in numbers])

@@ -115,10 +115,10 @@ def fit(
             ``init="model"``: each coefficient keeps its sign in the model, which must be the same
             in all K models.
         method: of integration: "rk4", "kvaerno5" (implicit, for stiff equations), or "auto": rk4
-            and, where rk4 is too inaccurate, also kvaerno5, of which the lower BIC is returned. rk4
-            is too inaccurate if 64 steps between samples do not suffice for the best equations, for
-            a candidate or for one of the K models of ``init="model"``, or if no initialisation has
-            a finite trajectory.
+            and, where rk4 is too inaccurate, also kvaerno5; the result with the lower BIC is
+            returned. rk4 is too inaccurate if 64 steps between samples do not suffice for the best
+            equations, for a candidate or for one of the K models of ``init="model"``, or if no
+            initialisation has a finite trajectory.
         seed: seed of the random initialisations, at least 0.
         progress: whether progress is shown on stderr; None: if stderr is a terminal.
         checkpoint: a file. If it exists, the fit continues from it; on the same processor the

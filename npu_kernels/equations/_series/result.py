@@ -456,19 +456,7 @@ class SeriesFitResult:
         if hidden:
             lines.append(f"Not measured: {', '.join(hidden)}.")
         lines.append(f"Estimates, standard errors, {100 * level:g} % intervals (given the terms):")
-        outside = list[str]()
-        for estimate, interval in zip(
-            self.estimates, self.confidence_intervals(level), strict=True
-        ):
-            taken = _taken(estimate.taken)
-            lines.append(f"  {interval}{', taken as ' * bool(taken)}{taken}")
-            if estimate.taken is not None and not interval.low <= estimate.taken <= interval.high:
-                outside.append(estimate.name)
-        if outside:
-            lines.append(
-                f"Taken outside of its interval: {', '.join(outside)}. The intervals are those of "
-                "free exponents; the BIC prefers the fractions, but the form is in doubt."
-            )
+        lines += self._estimate_lines(level)
         for name in self.unidentified:
             lines.append(f"The data do not determine {name}.")
         for estimate in self.estimates:
@@ -484,6 +472,22 @@ class SeriesFitResult:
                 f"Not distinguishable from {forms} (Delta BIC < {WINDOW:.1f}): see alternatives()."
             )
         return f"{self.equation}\n\n{display.wrapped(lines)}"
+
+    def _estimate_lines(self, level: float) -> list[str]:
+        lines, outside = list[str](), list[str]()
+        for estimate, interval in zip(
+            self.estimates, self.confidence_intervals(level), strict=True
+        ):
+            taken = _taken(estimate.taken)
+            lines.append(f"  {interval}{', taken as ' * bool(taken)}{taken}")
+            if estimate.taken is not None and not interval.low <= estimate.taken <= interval.high:
+                outside.append(estimate.name)
+        if outside:
+            lines.append(
+                f"Taken outside of its interval: {', '.join(outside)}. The intervals are those of "
+                "free exponents; the BIC prefers the fractions, but the form is in doubt."
+            )
+        return lines
 
 
 def _taken(w: float | None) -> str:

@@ -170,7 +170,7 @@ class Results:
 
         groups: labels of the rows, as in `fit`, if the equation has groups.
 
-        Rows outside of the range of `fit` give no warning. Warns (`EquationWarning`)
+        Extrapolation alone gives no warning. Warns (`EquationWarning`)
 
         - if predictions are infinite or undefined: an input with a negative exponent is 0, or a
           logarithm or root of an input or of the sum is undefined;
@@ -259,9 +259,10 @@ class Results:
         return self._one_or_all([equation.torch_module() for equation in self._pick(index, group)])
 
     def confidence_intervals(self, level: float = 0.95, index: int | None = None) -> Any:
-        """Return confidence intervals of the parameters of an equation, given its form.
+        """Return confidence intervals of the parameters of an equation.
 
-        See `Equation.confidence_intervals`. For several outputs, a list of lists. level: confidence
+        The form is taken as known: the intervals do not contain the uncertainty of the search. See
+        `Equation.confidence_intervals`. For several outputs, a list of lists. level: confidence
         level. index: index of a candidate, None for the best.
         """
         return self._one_or_all(
@@ -445,14 +446,16 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     The number of terms is chosen by a BIC that is computed from leave-one-out errors and adds a
     cost for each exponent, lower for simpler ones. The guide "Equations from tables" has its
     formula. Exponents are rounded to integers and simple fractions if that lowers the BIC. A
-    fraction stays if it is at most two standard errors from the free estimate of the exponent, or
-    if free exponents would raise the BIC by more than 6 together.
+    fraction that is no integer must also lie within two standard errors of its free estimate. This
+    second condition does not count if the BIC would rise by more than 6 with free exponents in
+    place of all such fractions.
 
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
             None approximates a table that no short equation describes: up to ten products of one or
-            two inputs with simple exponents are added one by one; their number minimises the
-            cross-validation error. Residuals then give no warnings, since they are mostly
+                two inputs with simple exponents are added one by one. The number with the smallest
+                cross-validation error is taken. Residuals then give no warnings, since they are
+                mostly
             approximation errors, not noise.
         target_powers: powers p of y to try. "auto": p = 1 first, then -1, 2, -2, 1/2 and -1/2. The
             search ends after p = 1 if the best equation is one product with simple exponents and
@@ -522,8 +525,9 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     `feature_names_in_`. With several outputs each attribute except the last two is a list with one
     entry per output.
 
-    It does not find functions of several inputs (such as the sine of a product) or products of
-    sums. Inputs that are negative in some rows have integer exponents only.
+    It does not find functions of several inputs (such as the sine of a product), except as the
+    inverse of one of `target_transforms`, or products of sums. Inputs that are negative in some
+    rows have integer exponents only.
 
         >>> import numpy as np
         >>> from npu_kernels import NPURegressor

@@ -77,7 +77,7 @@ def fit_many(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Outcomes:
-    """Fit a `NPURegressor` to each of many problems.
+    """Fit an `NPURegressor` to each of many problems.
 
     An error in one problem does not affect the other problems.
 
@@ -85,7 +85,7 @@ def fit_many(
         problems: a sequence, or a dict whose keys become names. Each problem is ``(X, y)``,
             ``(X, y, sample_weight)`` or ``(X, y, sample_weight, groups)``, as for
             `NPURegressor.fit`.
-        model: a `NPURegressor` with the settings for all problems. Clones of it are fitted, the
+        model: an `NPURegressor` with the settings for all problems. Clones of it are fitted, the
             model is not. With an integer random_state the results are the same in each call.
         n_jobs: number of processes, as in joblib; joblib's backends for Dask and Ray use further
             machines. If a worker dies, Dask fits its problem on another worker; with other backends
