@@ -141,8 +141,8 @@ def rollout(
             without `num_models`.
         u0: initial states. Without `num_models` ``[D]``, or B initial states ``[B, D]``. With K
             models ``[D]`` (the same for all models), ``[K, D]`` (two dimensions are always one
-            initial state per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B initial states for all
-            models).
+            initial state per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B initial states for
+            all models).
         steps, dt: number and size of fixed steps. dt may be negative; it gets no gradient.
         t: times of the result ``[M]``, increasing or decreasing, with any spacing, for an adaptive
             method; in place of steps and dt. An explicit solver chooses its own steps, so many
@@ -283,8 +283,8 @@ def integrate(
     Args:
         u0: initial states. Without `num_models` ``[D]``, or B initial states ``[B, D]``. With K
             models ``[D]`` (the same for all models), ``[K, D]`` (two dimensions are always one
-            initial state per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B initial states for all
-            models).
+            initial state per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B initial states for
+            all models).
         weight_re, weight_im: real and imaginary exponents ``[(K,) h, D]``. weight_im None: RealNPU.
         gate: gates ``[(K,) D]``. None: NaiveNPU.
         weight: weights of the NAU ``[(K,) D, h]``.
