@@ -466,7 +466,9 @@ def _run(options: argparse.Namespace) -> int:
     units = _units(options, table, names)
 
     from npu_kernels.equations import NPURegressor
-    from npu_kernels.equations._limits import full_unit
+    from npu_kernels.equations._units import (
+        full_unit,
+    )
 
     of_target = "auto" if options.target_transforms == ["auto"] else options.target_transforms
     model = NPURegressor(
@@ -492,8 +494,6 @@ def _run(options: argparse.Namespace) -> int:
         facts.append(f"units: {', '.join(f'{name} in {full_unit(units[name])}' for name in names)}")
     facts += [f"{left_out} rows left out"] * bool(left_out)
     facts += [f"{', '.join(lines)} left out"] * bool(lines)
-    thousands = [name for name in names if name in table.thousands]
-    facts += [f"separators of thousands in {', '.join(thousands)}"] * bool(thousands)
     facts += [f"groups by {options.groups}"] * (groups is not None)
     facts += _unused(options, table, names, units, labels_of_rows[labels])
     outliers = [str(numbers.index[row]) for row in model.equations_.outliers]
@@ -513,8 +513,10 @@ def _unused(
     units: Mapping[str, str] | None,
     labels: Frame,
 ) -> list[str]:
-    """What the file has and the equation does not use: units and columns of labels."""
-    facts, unitless = list[str](), [name for name in names if name not in table.units]
+    """What the file has and the equation does not use: separators, units, columns of labels."""
+    thousands = [name for name in names if name in table.thousands]
+    facts = [f"separators of thousands in {', '.join(thousands)}"] * bool(thousands)
+    unitless = [name for name in names if name not in table.units]
     if table.units and units is None and not options.no_units:
         facts.append(f"units not used, as {', '.join(unitless)} lack one")
     unused = [name for name in labels if name not in (*names, options.groups)]
@@ -570,7 +572,9 @@ def _units(
         raise ValueError(f"{rule}, got {reason}")
     if without or options.no_units:
         return None
-    from npu_kernels.equations._limits import dimensions
+    from npu_kernels.equations._units import (
+        dimensions,
+    )
 
     try:
         dimensions(names, [units[name] for name in names], "the table")

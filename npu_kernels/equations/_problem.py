@@ -3,7 +3,7 @@
 The equation that is looked for is ``y**p = sum_k c_k prod_i x_i**w_ki``. Inputs are divided by
 their geometric mean and y by its root mean square, so that nothing depends on the units; `Equation`
 folds both back into the constants. Inputs may be functions of columns, and the equation one for a
-function of y: see functions.py. Where units restrict the exponents of a term to ``w = w0 + Z u``,
+function of y: see _functions.py. Where units restrict the exponents of a term to ``w = w0 + Z u``,
 the search runs over u: the inputs are then products of powers of the columns (``logs @ Z``), and
 every term has the factor ``exp(logs @ w0)``.
 """
@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npu_kernels.equations._expression import OutputFunction
-from npu_kernels.equations._limits import BOUND, Exponents, Limits, ScaledLimits
+from npu_kernels.equations._functions import OutputFunction
+from npu_kernels.equations._limits import BOUND, Limits, ScaledLimits
 from npu_kernels.equations._numbers import FLOAT64_ROUNDING, ZERO
 from npu_kernels.equations._rows import BLOCK_ROWS, blocks, have_two_values, summed
+from npu_kernels.equations._units import Exponents
 
 Array = Any  # np.ndarray; numpy's own types change from version to version
 

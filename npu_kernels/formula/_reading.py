@@ -56,7 +56,7 @@ class Formula:
 
     def text(self, digits: int | None = 4) -> str:
         """Return one line per output. digits: significant digits of decimals, None for all."""
-        from npu_kernels.formula import _expressions as printing
+        from npu_kernels.formula import _sympy as printing
 
         digits = _check_digits("text", digits)
         rows = zip(self.names, self.expressions, strict=True)
@@ -64,7 +64,7 @@ class Formula:
 
     def latex(self, digits: int | None = 4) -> list[str]:
         """Return one LaTeX equation per output, without dollars. digits: same as for `text`."""
-        from npu_kernels.formula import _expressions as printing
+        from npu_kernels.formula import _sympy as printing
 
         digits = _check_digits("latex", digits)
         require_sympy()
@@ -230,7 +230,7 @@ def extract(
     if not valid or not all(name.isprintable() for name in outputs):
         raise ValueError(f"extract: outputs must be {count} names (out_features), got {outputs!r}")
 
-    from npu_kernels.formula._expressions import Builder
+    from npu_kernels.formula._sympy import Builder
 
     builder = Builder(index, eps=eps, max_denominator=max_denominator)
     values: Sequence[Any] = symbols

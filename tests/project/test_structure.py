@@ -55,8 +55,8 @@ IMPORTED_ELSEWHERE = {
 MEASURED = {
     "npu_kernels._triton": "kernels, launchers and tables are compiled, tuned and timed",
     "npu_kernels._jobs": "results and checkpoints that survive a kill, progress",
-    "npu_kernels.equations._expression": "functions of y, for the criterion",
-    "npu_kernels.equations._limits": "exponents without units, for the criterion",
+    "npu_kernels.equations._functions": "functions of y, for the criterion",
+    "npu_kernels.equations._units": "exponents without units, for the criterion",
     "npu_kernels.equations._problem": "the rows that the criterion sees",
     "npu_kernels.equations._series.simplify": "what one series cannot tell apart",
     "npu_kernels.equations._table.refine": "the deviations that the criterion compares",

@@ -1,5 +1,5 @@
 // log, exp and sincos of a register. Errors are against a long-double evaluation, tested as written
-// (tests/vector_math_test.cpp).
+// (csrc/tests/vector_math_test.cpp).
 //
 //   function  valid range                        float max error   double max error   special values
 //   log       from the least normal number on    1.0 ulp           1.0 ulp            log inf = inf, nan -> nan

@@ -226,14 +226,7 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
     sized = isinstance(sigma, str) and any(bool((table <= 0).any()) for table in tables)
     relative = isinstance(sigma, str) and not sized
     start = _start(u0, len(tables), features)
-    values_of_all = torch.cat(tables)
-    seen = ~values_of_all.isnan()
-    if not seen.any():
-        raise ValueError(f"{NAME}: u must have at least one value that is not nan")
-    largest = values_of_all.nan_to_num(0.0).abs().amax(0)
-    if bool(((largest > LARGEST_STATE) | ((largest > 0) & (largest < 1 / LARGEST_STATE))).any()):
-        rule = f"u must have columns of zeros or with a largest size from {1 / LARGEST_STATE:g} to"
-        raise ValueError(f"{NAME}: {rule} {LARGEST_STATE:g}, got {largest.tolist()}")
+    _check_values(torch.cat(tables))
     positive = _amounts(times, tables, start)
     nodes = _nodes(times)
     rows = max(len(time) for time in nodes)
@@ -267,6 +260,16 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
         part=part if any(begins) else None,
         begins=tuple(row for rows_of_series in begins for row in rows_of_series),
     )
+
+
+def _check_values(values: Tensor) -> None:
+    """Raise ValueError for a table without a value, and for sizes whose squares are lost."""
+    if values.isnan().all():
+        raise ValueError(f"{NAME}: u must have at least one value that is not nan")
+    largest = values.nan_to_num(0.0).abs().amax(0)
+    if bool(((largest > LARGEST_STATE) | ((largest > 0) & (largest < 1 / LARGEST_STATE))).any()):
+        rule = f"u must have columns of zeros or with a largest size from {1 / LARGEST_STATE:g} to"
+        raise ValueError(f"{NAME}: {rule} {LARGEST_STATE:g}, got {largest.tolist()}")
 
 
 def _of_series(value: Any, s: int) -> Any:

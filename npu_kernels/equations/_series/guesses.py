@@ -75,8 +75,10 @@ def simple_sets(
     import numpy as np
 
     from npu_kernels.equations._library import Library
-    from npu_kernels.equations._limits import Exponents
     from npu_kernels.equations._problem import Columns, Output
+    from npu_kernels.equations._units import (
+        Exponents,
+    )
 
     X = course.states.flatten(0, 1).numpy()
     n, d = X.shape

@@ -26,25 +26,23 @@ from npu_kernels.equations._expression import (
     CONVERT,
     SIZE,
     Expression,
+    equal_dimensions,
+)
+from npu_kernels.equations._functions import (
     Functions,
     OutputFunction,
     check_functions,
     check_output_functions,
-    equal_dimensions,
     functions_of,
     output_functions_of,
 )
 from npu_kernels.equations._limits import (
     BOUND,
-    Exponents,
     Limits,
     check_whole_within,
-    constrain,
-    factor,
     read_bounds,
     read_terms,
     read_whole,
-    with_sizes,
 )
 from npu_kernels.equations._numbers import MAX_DENOMINATOR, term_text
 from npu_kernels.equations._problem import MAX_NOISE
@@ -58,6 +56,12 @@ from npu_kernels.equations._rows import (
 from npu_kernels.equations._table.refine import Rules
 from npu_kernels.equations._table.search import Settings, Work
 from npu_kernels.equations._table.stepwise import MAX_TERMS
+from npu_kernels.equations._units import (
+    Exponents,
+    constrain,
+    factor,
+    with_sizes,
+)
 
 Array = Any
 

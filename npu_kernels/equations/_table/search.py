@@ -19,7 +19,9 @@ import numpy as np
 import torch
 
 from npu_kernels._jobs.checkpoint import Memo
-from npu_kernels.equations._expression import OutputFunction
+from npu_kernels.equations._functions import (
+    OutputFunction,
+)
 from npu_kernels.equations._library import Library
 from npu_kernels.equations._limits import BOUND
 from npu_kernels.equations._problem import AllRows, Output, Problem
@@ -39,7 +41,7 @@ Array = Any
 # steps before it. The results of nearly all of its time are kept in their order. A fit that is
 # started again takes them and computes the rest.
 
-FORMAT = 2  # of a saved state
+FORMAT = 3  # of a saved state: another one where steps are added or change
 
 
 class Work(Memo):
