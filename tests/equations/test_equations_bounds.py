@@ -100,8 +100,7 @@ def test_coefficients_at_their_bounds_are_named():
 
 def test_a_large_constant_is_at_no_bound():
     X = uniform(1, 60)
-    for constant in (1e6, 1e9):
-        y = constant + X[:, 0] ** 2 + 0.01 * noise(60)
-        fitted = model(max_terms=2).fit(X, y)
-        assert fitted.best_equation_.n_terms == 2
-        assert "at its bound" not in report_of(fitted)
+    y = 1e9 + X[:, 0] ** 2 + 0.01 * noise(60)
+    fitted = model(max_terms=2).fit(X, y)
+    assert fitted.best_equation_.n_terms == 2
+    assert "at its bound" not in report_of(fitted)
