@@ -267,3 +267,23 @@ def test_a_column_that_numbers_the_rows():
     for name, is_said in (("rownames", True), ("hours", False)):
         _, notes = said(pandas.DataFrame({name: count}), y)
         assert any("numbers the rows" in note for note in notes) == is_said
+
+
+def test_exponents_of_a_column_of_few_values_are_parameters():
+    """Labels 1, 2, 3 with slopes of their own: two powers pass through all of them."""
+    draw = RNG(1)
+    labels, x = draw.integers(1, 4, 40), draw.uniform(1, 5, 40)
+    y = np.array([5, 1, 9])[labels - 1] * x + 0.05 * draw.standard_normal(40)
+    notes = said(np.column_stack([labels, x]), y, ratios=False)[1]
+    assert any(note.startswith("x0 has no more values than the equation has") for note in notes)
+    square = 2 * labels**2 * x + 0.05 * draw.standard_normal(40)  # tested by the third value
+    assert said(np.column_stack([labels, x]), square)[1] == ()
+
+
+@pytest.mark.filterwarnings("ignore::npu_kernels.equations.EquationWarning")
+def test_a_score_without_a_finite_prediction_names_the_row():
+    X = uniform(2, 40)
+    model = NPURegressor(random_state=0, n_init=4).fit(X, 2 * X[:, 0] ** 1.5 / X[:, 1])
+    X[7, 0] = -999
+    with pytest.raises(ValueError, match=r"score: X must have .* got nan for row 7"):
+        model.score(X, X[:, 1])

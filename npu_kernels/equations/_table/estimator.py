@@ -232,13 +232,20 @@ class Results:
         return results[:, 0] if self._single else results
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
-        """Return R**2 of the predictions. groups: as in `predict`."""
+        """Return R**2 of the predictions. groups: as in `predict`.
+
+        Raises ValueError if a prediction is infinite or undefined.
+        """
         from sklearn.metrics import r2_score
 
         check_rows("score", X=X, y=y, sample_weight=sample_weight, groups=groups)
         check_numeric("score", "y", y)
-        weight = as_array(sample_weight)
-        return float(r2_score(as_array(y), self.predict(X, groups), sample_weight=weight))
+        weight, predictions = as_array(sample_weight), self.predict(X, groups)
+        wrong = np.flatnonzero(~np.isfinite(predictions).reshape(len(predictions), -1).all(1))
+        if len(wrong):
+            rule = "X must have rows with finite predictions"
+            raise ValueError(f"score: {rule}, got {predictions[wrong[0]]} for row {wrong[0]}")
+        return float(r2_score(as_array(y), predictions, sample_weight=weight))
 
     def sympy(self, index: int | None = None, group: Any = None) -> Any:
         """Return the right-hand side as a sympy expression; a list for several outputs.

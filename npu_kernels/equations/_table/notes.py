@@ -44,6 +44,7 @@ MANY_PARAMETERS = 7  # of an equation of one column, which is just a curve
 APPROXIMATION = 0.3  # the same, from which an equation misses something
 SHARES = np.arange(1, 8) / 8  # of a gap between values, where a denominator may be 0
 NAMES_OF_NUMBERS = ("id", "idx", "index", "no", "nr", "obs", "row", "rowid", "rowname", "rownames")
+SIMPLE = 3  # the largest exponent that does not count as a fitted parameter
 FLAT = 0.1  # size of a term's exponents below which it stands for a logarithm
 
 
@@ -144,8 +145,9 @@ def _untold_notes(rows: Rows, equation: Equation, X: Array) -> list[str]:
     for i in several.tolist():
         terms = dict[Any, int]()  # parameters of terms that differ in this column alone
         for row, free in zip(equation.exponents.round(9).tolist(), equation.free, strict=True):
+            is_simple = row[i] % 1 == 0 and abs(row[i]) <= SIMPLE  # others were fitted as well
             row[i] = 0.0
-            terms[tuple(row)] = terms.get(tuple(row), 0) + 1 + int(free[i])
+            terms[tuple(row)] = terms.get(tuple(row), 0) + 1 + int(free[i] or not is_simple)
         count = max(terms.values())
         if equation.n_denominator_terms == 0 and count > 1 and _levels(rows, X[:, [i]], count):
             notes.append(
