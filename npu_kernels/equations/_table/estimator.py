@@ -467,9 +467,8 @@ class NPURegressor(Results, MultiOutputMixin, RegressorMixin, BaseEstimator):  #
     Args:
         max_terms: maximum number of terms; for a ratio, of the numerator and the denominator each.
             None approximates a table that no short equation describes: up to ten products of one or
-                two inputs with simple exponents are added one by one. The number with the smallest
-                cross-validation error is taken. Residuals then give no warnings, since they are
-                mostly
+            two inputs with simple exponents are added one by one. The number with the smallest
+            cross-validation error is taken. Residuals then give no warnings, since they are mostly
             approximation errors, not noise.
         target_powers: powers p of y to try. "auto": p = 1 first, then -1, 2, -2, 1/2 and -1/2. The
             search ends after p = 1 if the best equation is one product with simple exponents and
