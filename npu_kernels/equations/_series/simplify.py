@@ -13,7 +13,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -50,9 +49,9 @@ HOPE = 10.0  # price up to which a change belongs to the list that is tried at o
 MAX_PRICE = 30.0  # of a change that is tried by itself
 TRIAL_STEPS = 12  # of least squares
 MAX_ROUNDED = 4.0  # largest exponent that is rounded
-# Standard errors: an exponent may become a fraction up to 3 within so many, and not only the
-# nearest: others follow the exponents that are made simple before.
-WITHIN, WHOLE, MOST_FRACTIONS = 3.0, 3, 16
+# Standard errors: an exponent may become an integer within so many, not the nearest one alone.
+WITHIN = 2.0
+WHOLE = -3.0, -2.0, -1.0, 1.0, 2.0, 3.0
 RIDGE = 1e-9  # of the information, whose diagonal is 1
 
 Change = tuple[tuple[int, ...], float]  # numbers, and what they become
@@ -101,25 +100,16 @@ def _removals(candidate: Candidate, _: Any) -> Iterator[Change]:
 
 
 def _fractions(candidate: Candidate, C: Any, max_denominator: int) -> Iterator[Change]:
-    """Propose fractions for free exponents: the nearest, and others within their errors."""
+    """Propose fractions for free exponents: the nearest, and integers within their errors."""
     exponents = candidate.free[: candidate.problem.shape.terms * candidate.problem.shape.states]
     low, high = (bound.tolist() for bound in limits(candidate.problem))
     for n, i in enumerate(exponents.nonzero().squeeze(1).tolist()):
         w, reach = float(candidate.x[i]), WITHIN * math.sqrt(max(C[n, n], 0.0))
         near = [round(w * q) / q for q in range(1, 1 + max_denominator)]
-        possible = _all_fractions(max_denominator)
-        within = sorted((k for k in possible if abs(k - w) < reach), key=lambda k: abs(k - w))
-        for fraction in dict.fromkeys((*near, *within[:MOST_FRACTIONS])):
+        integers = [float(k) for k in WHOLE if abs(k - w) < reach]
+        for fraction in dict.fromkeys((*near, *integers)):
             if 0 < abs(fraction) <= MAX_ROUNDED and low[i] <= fraction <= high[i]:
                 yield (i,), fraction
-
-
-@cache
-def _all_fractions(max_denominator: int) -> tuple[float, ...]:
-    """The fractions up to 3, those with small denominators first."""
-    denominators = range(1, 1 + max_denominator)
-    fractions = (k / q for q in denominators for k in range(-WHOLE * q, 1 + WHOLE * q) if k)
-    return tuple(dict.fromkeys(fractions))
 
 
 def _simpler(
@@ -137,8 +127,8 @@ def _simpler(
         plans, covariances = {}, {}
         for n, matrix in zip(active, information([best[n] for n in active]), strict=True):
             covariances[n] = covariance(best[n], matrix)
-            possible = list(proposals(best[n], covariances[n]))
-            plans[n] = _trials(best[n], possible, covariances[n], rejected[n])
+            priced = _plan(best[n], list(proposals(best[n], covariances[n])), covariances[n])
+            plans[n] = _trials([pair for pair in priced if pair[0] not in rejected[n]])
         tried = [(n, changes) for n in active for changes in plans[n]]
         if not tried:
             break
@@ -168,27 +158,15 @@ def _simpler(
     return best
 
 
-def _trials(
-    candidate: Candidate, proposals: list[Change], C: Any, rejected: set[Change]
-) -> list[list[Change]]:
-    """Return the lists of changes that are tried: the cheapest ones together, and some alone.
-
-    Where a number may become one of several fractions, each is tried together with what is cheap
-    after it.
-    """
-    priced = [pair for pair in _plan(candidate, proposals, C) if pair[0] not in rejected]
+def _trials(priced: list[tuple[Change, float]]) -> list[list[Change]]:
+    """Return the lists of changes that are tried: the cheapest ones together, and some alone."""
     plan = [change for change, price in priced if price < MAX_PRICE]
     if not plan:
         return []
-    cheap, half = sum(price < HOPE for _, price in priced), TRIALS // 2
+    cheap = sum(price < HOPE for _, price in priced)
+    half = TRIALS // 2
     lengths = sorted({max(1, math.ceil(cheap * n / half)) for n in range(1, half + 1)})
-    others = [n for n, change in enumerate(proposals) if change not in plan]
-    plans = [_plan(candidate, proposals, C, n) for n in others]
-    plans = sorted((pairs for pairs in plans if pairs[0][1] < MAX_PRICE), key=lambda p: p[0][1])
-    trials = [plan[:end] for end in lengths] + [[change] for change in plan[1 : 1 + half]]
-    for (first, _), *rest in plans[:half]:
-        trials.append([first, *(change for change, price in rest if price < HOPE)])
-    return trials
+    return [plan[:end] for end in lengths] + [[change] for change in plan[1 : 1 + half]]
 
 
 def covariance(candidate: Candidate, matrix: Tensor) -> Any:
@@ -199,13 +177,10 @@ def covariance(candidate: Candidate, matrix: Tensor) -> Any:
     return (torch.linalg.inv(normed) / lengths).numpy()
 
 
-def _plan(
-    candidate: Candidate, proposals: list[Change], C: Any, first_change: int | None = None
-) -> list[tuple[Change, float]]:
+def _plan(candidate: Candidate, proposals: list[Change], C: Any) -> list[tuple[Change, float]]:
     """Return changes in order of their price by the quadratic approximation.
 
     Each price is that after the changes before it. C: the covariance of the free numbers.
-    first_change: which proposal comes first; None: the cheapest.
 
     Changing the numbers b by d raises the squared error by ``d' C_bb^-1 d`` and moves the others
     along their covariance with b.
@@ -245,8 +220,6 @@ def _plan(
             costs[n] = off @ np.linalg.lstsq(C[np.ix_(b, b)], off)[0]
         total = np.where(remaining, costs + prices, math.inf)
         cheapest = int(np.argmin(total))
-        if first_change is not None and not plan:
-            cheapest = first_change
         plan.append((proposals[cheapest], float(total[cheapest])))
         b = rows[cheapest]
         block = C[np.ix_(b, b)]

@@ -253,9 +253,10 @@ def _by_likelihood(
 def _of_other_form(
     chosen: Errors, rivals: list[Errors], others: Callable[..., Candidates], rules: Rules
 ) -> Errors:
-    """The kind of errors with the likelier equation of all forms; few rows cost little time.
+    """The other kind of errors if an equation of any form is much likelier with it.
 
-    Which kind is likelier may hang on the form: of a wrong one the errors seem to grow with y.
+    Which kind is likelier may hang on the form: of a wrong one the errors seem to grow with y. Few
+    rows cost little time.
     """
     for rival in rivals:
         current = chosen.candidates
@@ -266,8 +267,8 @@ def _of_other_form(
             break
         equal, relative = sorted((chosen, rival), key=lambda errors: errors.kind)
         judged = _by_own_weights(relative.candidates, equal.candidates, rules)
-        is_relative = _likelier(judged, equal.candidates)
-        chosen = relative if is_relative else equal
+        gain = _difference(judged, equal.candidates) * (1 if rival is equal else -1)
+        chosen = rival if gain > TELL else chosen
         chosen.candidates.complete = rival.candidates.complete
     return chosen
 
