@@ -15,14 +15,10 @@ import numpy as np
 
 from benchmarks.equations.known_equations import KnownEquation
 from npu_kernels.equations import Equation
-from npu_kernels.equations._functions import (
-    OutputFunction,
-)
+from npu_kernels.equations._functions import OutputFunction
 from npu_kernels.equations._problem import Columns, Output
 from npu_kernels.equations._table.refine import Sum, refit
-from npu_kernels.equations._units import (
-    Exponents,
-)
+from npu_kernels.equations._units import Exponents
 
 # The power of y, the function of y, and how many terms a denominator has beside a 1.
 Form = tuple[float, OutputFunction | None, int]

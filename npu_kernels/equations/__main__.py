@@ -175,8 +175,9 @@ def _cells(path: Path) -> tuple[dict[int, list[str]], list[str], dict[int, str],
     rows = _split(texts, delimiter)
     split = re.escape(delimiter[0])
     behind = re.compile(rf'(?:^|{split})\s*"(?:[^"]|"")*"(?!["\s]|{split}|$)')
-    for n, line in kept.items():
-        if behind.search(line):
+    width = Counter(map(len, rows)).most_common(1)[0][0] if rows else 0
+    for (n, line), row in zip(kept.items(), rows, strict=False):  # text above the table may be so
+        if len(row) == width and behind.search(line):
             rule = "nothing between a cell in quotes and the delimiter"
             raise ValueError(f"{path} must have {rule}, got {line!r} in line {n}")
     if len(rows) < 2 or max(map(len, rows)) < 2:
@@ -466,17 +467,12 @@ def _run(options: argparse.Namespace) -> int:
     units = _units(options, table, names)
 
     from npu_kernels.equations import NPURegressor
-    from npu_kernels.equations._units import (
-        full_unit,
-    )
+    from npu_kernels.equations._units import full_unit
 
     of_target = "auto" if options.target_transforms == ["auto"] else options.target_transforms
+    max_terms = DEFAULT_TERMS if options.max_terms is None else options.max_terms
     model = NPURegressor(
-        None
-        if options.no_equation
-        else DEFAULT_TERMS
-        if options.max_terms is None
-        else options.max_terms,
+        None if options.no_equation else max_terms,
         X_units=None if units is None else [units[name] for name in inputs],
         y_units=None if units is None else units[target],
         n_init=options.n_init,
@@ -572,9 +568,7 @@ def _units(
         raise ValueError(f"{rule}, got {reason}")
     if without or options.no_units:
         return None
-    from npu_kernels.equations._units import (
-        dimensions,
-    )
+    from npu_kernels.equations._units import dimensions
 
     try:
         dimensions(names, [units[name] for name in names], "the table")

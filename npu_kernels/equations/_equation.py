@@ -16,17 +16,13 @@ from torch import Tensor, nn
 
 from npu_kernels._common import display
 from npu_kernels._common.checks import check_level, check_whole
-from npu_kernels.equations._expression import (
-    Expression,
-)
+from npu_kernels.equations._expression import Expression
 from npu_kernels.equations._functions import (
     Column,
     Functions,
     OutputFunction,
 )
-from npu_kernels.equations._limits import (
-    Limits,
-)
+from npu_kernels.equations._limits import Limits
 from npu_kernels.equations._numbers import (
     DIGITS,
     ROUNDING,
@@ -36,9 +32,7 @@ from npu_kernels.equations._numbers import (
     term_text,
 )
 from npu_kernels.equations._rows import blocks, indices, summed
-from npu_kernels.equations._units import (
-    Exponents,
-)
+from npu_kernels.equations._units import Exponents
 from npu_kernels.layers import RealNPU
 
 if TYPE_CHECKING:

@@ -17,9 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations._numbers import (
-    MAX_DENOMINATOR,
-)
+from npu_kernels.equations._numbers import MAX_DENOMINATOR
 
 Array = Any
 

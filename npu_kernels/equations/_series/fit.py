@@ -24,10 +24,7 @@ from npu_kernels.equations._series.known import Known, read_known
 from npu_kernels.equations._series.outliers import Outcome, found_without, outlier_notes
 from npu_kernels.equations._series.result import SeriesFitResult, finished
 from npu_kernels.equations._series.search import ALL_STEPS, Search
-from npu_kernels.equations._series.sensitivity import (
-    FIXED,
-    IMPLICIT,
-)
+from npu_kernels.equations._series.sensitivity import FIXED, IMPLICIT
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode._loop import layers_of
 from npu_kernels.ode._methods import AUTO

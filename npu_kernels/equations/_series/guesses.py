@@ -76,9 +76,7 @@ def simple_sets(
 
     from npu_kernels.equations._library import Library
     from npu_kernels.equations._problem import Columns, Output
-    from npu_kernels.equations._units import (
-        Exponents,
-    )
+    from npu_kernels.equations._units import Exponents
 
     X = course.states.flatten(0, 1).numpy()
     n, d = X.shape

@@ -12,24 +12,15 @@ import numpy as np
 
 from npu_kernels._common.checks import is_number
 from npu_kernels.equations._equation import EXCLUDED, Equation
-from npu_kernels.equations._expression import (
-    Expression,
-)
-from npu_kernels.equations._functions import (
-    Functions,
-    OutputFunction,
-)
-from npu_kernels.equations._limits import (
-    Limits,
-)
+from npu_kernels.equations._expression import Expression
+from npu_kernels.equations._functions import Functions, OutputFunction
+from npu_kernels.equations._limits import Limits
 from npu_kernels.equations._numbers import FLOAT64_ROUNDING, Interval
 from npu_kernels.equations._problem import AllRows, Columns, Output, root_mean_square
 from npu_kernels.equations._rows import of_rows, starts
 from npu_kernels.equations._table import refine
 from npu_kernels.equations._table.refine import Sum, is_exact
-from npu_kernels.equations._units import (
-    Exponents,
-)
+from npu_kernels.equations._units import Exponents
 
 Array = Any
 

@@ -52,9 +52,7 @@ from npu_kernels.equations._table.arguments import (
 )
 from npu_kernels.equations._table.estimates import Rows, refitted, resampled, rows_of
 from npu_kernels.equations._table.estimates import intervals as percentiles
-from npu_kernels.equations._table.notes import (
-    notes_of,
-)
+from npu_kernels.equations._table.notes import notes_of
 from npu_kernels.equations._table.outliers import find_equations
 from npu_kernels.equations._table.output import (
     FEW_ROWS,

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations._functions import (
-    Functions,
-)
+from npu_kernels.equations._functions import Functions
 from npu_kernels.equations._library import Library
 from npu_kernels.equations._numbers import exponent_nats
 from npu_kernels.equations._problem import AllRows, Output, Problem

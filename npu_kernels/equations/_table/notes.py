@@ -29,13 +29,9 @@ from npu_kernels.equations._table.estimates import (
     started,
     untold,
 )
-from npu_kernels.equations._table.forms import (
-    cancelling_pair,
-)
+from npu_kernels.equations._table.forms import cancelling_pair
 from npu_kernels.equations._table.refine import Sum
-from npu_kernels.equations._table.search import (
-    SEARCH_ROWS,
-)
+from npu_kernels.equations._table.search import SEARCH_ROWS
 
 Array = Any
 

@@ -17,13 +17,8 @@ from npu_kernels.equations._table import refine, stepwise
 from npu_kernels.equations._table.doubts import FEW_VALUES, two_populations
 from npu_kernels.equations._table.estimates import Rows, refitted, sizes, started
 from npu_kernels.equations._table.forms import TELL
-from npu_kernels.equations._table.notes import (
-    APPROXIMATION,
-)
-from npu_kernels.equations._table.output import (
-    SearchResult,
-    searched,
-)
+from npu_kernels.equations._table.notes import APPROXIMATION
+from npu_kernels.equations._table.output import SearchResult, searched
 from npu_kernels.equations._table.refine import Sum
 from npu_kernels.equations._table.search import SMALL_TABLE, Settings
 

@@ -16,9 +16,7 @@ import numpy as np
 from npu_kernels._common.checks import warn
 from npu_kernels.equations._equation import Equation
 from npu_kernels.equations._problem import AllRows, Columns, Output
-from npu_kernels.equations._rows import (
-    ranks,
-)
+from npu_kernels.equations._rows import ranks
 from npu_kernels.equations._table import ratio, refine
 from npu_kernels.equations._table.estimates import (
     Rows,
@@ -135,7 +133,7 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     powers = POWERS if powers is None else powers
     output, kind = measured(rows)
     first = partial(_first, rows, training=training, settings=settings, powers=powers[:1])
-    others = partial(_others, rows, training=training, settings=settings, powers=powers)
+    others = partial(_other_powers, rows, training=training, settings=settings, powers=powers)
     candidates, rivals = first(output, Candidates()), list[Errors]()
     if kind == "proportional":
         output, candidates = _reweighted(output, root, first, candidates)
@@ -188,7 +186,7 @@ def _in_own_proportion(
     return result
 
 
-def _others(
+def _other_powers(
     rows: Rows,
     output: Output,
     candidates: Candidates,

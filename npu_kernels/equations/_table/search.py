@@ -19,9 +19,7 @@ import numpy as np
 import torch
 
 from npu_kernels._jobs.checkpoint import Memo
-from npu_kernels.equations._functions import (
-    OutputFunction,
-)
+from npu_kernels.equations._functions import OutputFunction
 from npu_kernels.equations._library import Library
 from npu_kernels.equations._limits import BOUND
 from npu_kernels.equations._problem import AllRows, Output, Problem

@@ -21,9 +21,7 @@ from npu_kernels.equations._problem import AllRows, Problem, about_mean
 from npu_kernels.equations._table import refine
 from npu_kernels.equations._table.doubts import copied
 from npu_kernels.equations._table.estimates import Rows, equation_of
-from npu_kernels.equations._table.notes import (
-    beyond_notes,
-)
+from npu_kernels.equations._table.notes import beyond_notes
 from npu_kernels.equations._table.output import (
     POWERS_NEED,
     SearchResult,
