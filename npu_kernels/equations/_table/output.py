@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -133,18 +133,21 @@ def searched(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -
     powers = POWERS if powers is None else powers
     output, kind = measured(rows)
     first = partial(_first, rows, training=training, settings=settings, powers=powers[:1])
-    others = partial(_other_powers, rows, training=training, settings=settings, powers=powers)
-    candidates, rivals = first(output, Candidates()), list[Errors]()
+    candidates = first(output, Candidates())
     if kind == "proportional":
         output, candidates = _reweighted(output, root, first, candidates)
     if rows.noise is None and candidates.complete and not candidates.exact():
-        kinds = _by_likelihood(root, output, candidates, first, settings.rules)
-        (output, kind, candidates), *rivals = kinds
+        errors = _likeliest_errors(root, output, candidates, first, settings.rules)
+        output, kind, candidates = errors
     if candidates.complete:
-        candidates = others(output, candidates)
-    if rivals and len(rows.y) < FEW_ROWS and candidates.complete and not candidates.exact():
-        chosen = Errors(output, kind, candidates)
-        output, kind, candidates = _of_other_form(chosen, rivals, others, settings.rules)
+        known_error = replace(output, error=_error(candidates))
+        if None in rows.output_functions:
+            if -1.0 in powers and rows.part is None:
+                candidates = ratio.reciprocals(output, training, settings, candidates)
+            candidates = search(known_error, training, settings, powers[1:], candidates)
+            candidates = _ratios(known_error, training, settings, powers[1:], candidates)
+        if candidates.complete and not candidates.exact() and candidates.structure() > STRUCTURE:
+            candidates = search_on(known_error, training, settings, candidates)
     if not candidates.sums:
         limited = "" if rows.limits is None else f" with {rows.limits}"
         raise ValueError(
@@ -186,89 +189,36 @@ def _in_own_proportion(
     return result
 
 
-def _other_powers(
-    rows: Rows,
-    output: Output,
-    candidates: Candidates,
-    training: Array,
-    settings: Settings,
-    powers: tuple[float, ...],
-) -> Candidates:
-    """Search the other powers of y, and ratios of them."""
-    known_error = replace(output, error=_error(candidates))
-    if None in rows.output_functions:
-        if -1.0 in powers and rows.part is None:
-            candidates = ratio.reciprocals(output, training, settings, candidates)
-        candidates = search(known_error, training, settings, powers[1:], candidates)
-        candidates = _ratios(known_error, training, settings, powers[1:], candidates)
-    if candidates.complete and not candidates.exact() and candidates.structure() > STRUCTURE:
-        candidates = search_on(known_error, training, settings, candidates)
-    return candidates
-
-
-class Errors(NamedTuple):
-    """The data and the best sums with errors of one kind."""
-
-    output: Output
-    kind: str
-    candidates: Candidates
-
-
-def _by_likelihood(
+def _likeliest_errors(
     root: Array,
     output: Output,
     constant: Candidates,
     first: Callable[[Output, Candidates], Candidates],
     rules: Rules,
-) -> list[Errors]:
-    """The kinds of errors, the likeliest first: equal, in proportion to y, or factors.
+) -> tuple[Output, str, Candidates]:
+    """The data, the kind of errors and the sums: errors are equal, in proportion to y, or factors.
 
-    Behind it is the other one of equal errors and those in proportion to y if it is hardly less
-    likely. constant: the sums with equal errors. root: the square roots of the rows' weights.
+    constant: the sums with equal errors. root: the square roots of the rows' weights.
     """
-    equal, prediction = Errors(output, "additive", constant), _predicted(constant, output)
+    kind, candidates, prediction = "additive", constant, _predicted(constant, output)
     if prediction is None:
-        return [equal]
-    relative = Errors(in_proportion(output, root, prediction), "proportional", Candidates())
+        return output, kind, candidates
+    relative, divided = Candidates(), in_proportion(output, root, prediction)
     try:
-        relative = relative._replace(candidates=first(relative.output, relative.candidates))
+        relative = first(divided, relative)
     except KeyboardInterrupt:
-        relative.candidates.complete = False
-    judged = _by_own_weights(relative.candidates, constant, rules)
-    is_relative = _likelier(judged, constant)
-    best, other = (relative, equal) if is_relative else (equal, relative)
-    kinds = [best, *([other] if abs(_difference(judged, constant)) < RIVAL_COST else [])]
-    best.candidates.complete = constant.complete and relative.candidates.complete
-    if best.candidates.complete and _may_be_factors(best.candidates, constant, rules):
-        factors = Errors(replace(output, weight=root, factor=True), "multiplicative", Candidates())
-        factors = factors._replace(candidates=first(factors.output, factors.candidates))
-        if _likelier(factors.candidates, best.candidates):
-            kinds = [factors]
-        kinds[0].candidates.complete = factors.candidates.complete
-    return kinds
-
-
-def _of_other_form(
-    chosen: Errors, rivals: list[Errors], others: Callable[..., Candidates], rules: Rules
-) -> Errors:
-    """The other kind of errors if an equation of any form is much likelier with it.
-
-    Which kind is likelier may hang on the form: of a wrong one the errors seem to grow with y. Few
-    rows cost little time.
-    """
-    for rival in rivals:
-        current = chosen.candidates
-        try:
-            rival = rival._replace(candidates=others(rival.output, rival.candidates))
-        except KeyboardInterrupt:
-            current.complete = False
-            break
-        equal, relative = sorted((chosen, rival), key=lambda errors: errors.kind)
-        judged = _by_own_weights(relative.candidates, equal.candidates, rules)
-        gain = _difference(judged, equal.candidates) * (1 if rival is equal else -1)
-        chosen = rival if gain > TELL else chosen
-        chosen.candidates.complete = rival.candidates.complete
-    return chosen
+        relative.complete = False
+    if _likelier(_by_own_weights(relative, constant, rules), constant):
+        output, kind, candidates = divided, "proportional", relative
+    candidates.complete = constant.complete and relative.complete
+    if candidates.complete and _may_be_factors(candidates, constant, rules):
+        factors = replace(output, weight=root, factor=True)
+        of_factors = first(factors, Candidates())
+        complete = of_factors.complete
+        if _likelier(of_factors, candidates):
+            output, kind, candidates = factors, "multiplicative", of_factors
+        candidates.complete = complete
+    return output, kind, candidates
 
 
 def _by_own_weights(relative: Candidates, constant: Candidates, rules: Rules) -> Candidates:
@@ -391,17 +341,9 @@ def _likelier(other: Candidates, current: Candidates) -> bool:
     first, second = current.best(), other.best()
     if first is None or second is None:
         return False
-    more = second[1].parameters > first[1].parameters
-    return _difference(other, current) < -(TELL if more else 2.0)  # the data hardly tell less
-
-
-def _difference(other: Candidates, current: Candidates) -> float:
-    """The criterion of the best sum with errors of another kind, over that of the current one."""
-    first, second = current.best(), other.best()
-    if first is None or second is None:
-        return math.inf
     (a, candidate), (b, new) = first, second
-    return new.cost + b.units - candidate.cost - a.units
+    gain = TELL if new.parameters > candidate.parameters else 2.0  # the data hardly tell less
+    return new.cost + b.units < candidate.cost + a.units - gain
 
 
 def _may_be_factors(current: Candidates, constant: Candidates, rules: Rules) -> bool:

@@ -39,7 +39,7 @@ Array = Any
 # steps before it. The results of nearly all of its time are kept in their order. A fit that is
 # started again takes them and computes the rest.
 
-FORMAT = 3  # of a saved state: another one where steps are added or change
+FORMAT = 2  # of a saved state: another one where steps are added or change
 
 
 class Work(Memo):
